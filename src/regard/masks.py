@@ -1,0 +1,385 @@
+"""Masks are values that compose: ``Causal() & Window(128) & Padding(lengths)``. **True = may attend**, everywhere.
+
+A mask compiles to one run of keys a row, ``lo[b, i] ≤ j < hi[b, i]``, where it is one, and to a dense bool mask where
+it is not. One alignment rule: query i stands at key position i + offset, and offset = m − n unless said otherwise, so
+that the last query sees the last key. ``print(mask)`` draws it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.scores import RowMask
+from regard.shapes import integer, lengths_tensor, offset_of, tracing
+from regard.values import value
+
+__all__ = ["Causal", "Dense", "Mask", "Padding", "Prefix", "Segments", "Window", "from_torch"]
+
+
+class Mask:
+    """Which keys each query may attend to. ``a & b`` allows what both allow, ``a | b`` what either allows."""
+
+    def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
+        """The mask for n queries and m keys, as runs of keys where it can be, else as a dense bool mask."""
+        raise TypeError(f"{type(self).__name__} must say what it allows")
+
+    def dense(self, n: int, m: int, device: torch.device | str = "cpu") -> Tensor:
+        """The bool tensor ``[n, m]`` (``[B, 1, n, m]`` where it differs by batch entry), True = may attend.
+
+        >>> Causal().dense(2, 3)
+        tensor([[ True,  True, False],
+                [ True,  True,  True]])
+        """
+        return self.lower(n, m, device).as_dense(n, m).to(device)
+
+    def real_queries(self, n: int, m: int) -> Tensor | None:
+        """``[B, n]``: the queries that are no padding, where the mask knows (self-attention with a ``Padding`` in it)."""
+        return None
+
+    def __and__(self, other: Mask) -> Mask:
+        return And(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __or__(self, other: Mask) -> Mask:
+        return Or(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def _name(self) -> str:
+        """How the mask is written."""
+        return f"{type(self).__name__}()"
+
+    def _preview(self) -> tuple[int, int]:
+        """n and m of the drawing."""
+        return 6, 6
+
+    def __repr__(self) -> str:
+        if tracing():
+            return self._name()
+        n, m = self._preview()
+        see = self.dense(n, m)
+        first = see.reshape(-1, n, m)[0] if see.numel() else see.reshape(n, m)
+        lines = [" ".join("■" if allowed else "·" for allowed in row) for row in first.tolist()]
+        which = "" if see.ndim == 2 else ", first batch entry"
+        return "\n".join([self._name(), *lines, f"(rows: {n} queries, columns: {m} keys{which}; ■ may attend, · hidden)"])
+
+
+@value
+@dataclass(frozen=True, repr=False)
+class Causal(Mask):
+    """``j ≤ i + offset``: no query sees what comes after it.
+
+    ``offset=None`` is m − n: the last query sees the last key (decoding with a cache). ``offset=0`` is top-left: query
+    0 sees key 0 alone, whatever n and m are. Where ``i + offset < 0`` the query sees nothing and its output is 0.
+
+        Causal(), n=2, m=4:  ■ ■ ■ ·        Causal(offset=0):  ■ · · ·
+                             ■ ■ ■ ■                           ■ ■ · ·
+    """
+
+    offset: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.offset is not None:
+            integer("Causal offset", self.offset, least=None)
+
+    def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
+        return RowMask(hi=torch.arange(n, device=device) + (offset_of(n, m, self.offset) + 1))
+
+    def _name(self) -> str:
+        return "Causal()" if self.offset is None else f"Causal(offset={self.offset})"
+
+
+@value
+@dataclass(frozen=True, repr=False)
+class Window(Mask):
+    """``i + offset − before ≤ j ≤ i + offset + after``: a band around the query; ``after=None`` is ``before`` again.
+
+    ``Causal() & Window(255)`` is the sliding window of 256 tokens of decoders.
+    """
+
+    before: int
+    after: int | None = None
+    offset: int | None = None
+
+    def __post_init__(self) -> None:
+        integer("Window before", self.before)
+        if self.after is not None:
+            integer("Window after", self.after)
+        if self.offset is not None:
+            integer("Window offset", self.offset, least=None)
+
+    def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
+        at = torch.arange(n, device=device) + offset_of(n, m, self.offset)
+        return RowMask(at - self.before, at + (self.before if self.after is None else self.after) + 1)
+
+    def _name(self) -> str:
+        after = self.before if self.after is None else self.after
+        return f"Window({self.before}, {after}" + (")" if self.offset is None else f", offset={self.offset})")
+
+
+@value
+@dataclass(frozen=True, repr=False)
+class Padding(Mask):
+    """Only real keys: ``j < lengths[b]``, or ``keys[b, j]`` for a bool ``[B, m]``, True = real (left padding, holes).
+
+    A length of 0 hides every key: the outputs of that entry are 0. In self-attention (n = m) the same tensor says which
+    *queries* are real, so that observations do not count padding.
+    """
+
+    keys: Tensor
+
+    def __init__(self, keys: Tensor | Sequence[int] | Sequence[Sequence[bool]] | int) -> None:
+        x = keys if isinstance(keys, Tensor) else torch.as_tensor(keys)
+        if x.dtype == torch.bool:
+            if x.ndim == 0:
+                raise ValueError("Padding takes lengths [B], or a bool tensor [B, m] where True = a real key; got one bool")
+        elif x.is_floating_point() or x.is_complex():
+            raise TypeError(
+                f"Padding takes lengths (whole numbers) or a bool tensor where True = a real key, got {x.dtype}; "
+                "for a float mask of 0 and −inf use regard.masks.from_torch(key_padding_mask=…)"
+            )
+        else:
+            x = lengths_tensor("Padding lengths", x)
+        object.__setattr__(self, "keys", x)
+
+    def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
+        keys = self.keys.to(device)
+        if keys.dtype != torch.bool:
+            _no_longer_than("Padding", keys, m)
+            return RowMask(hi=keys.unsqueeze(-1))
+        if keys.shape[-1] != m:
+            raise ValueError(f"Padding was given {keys.shape[-1]} keys (True = a real key), but there are {m}")
+        if m > 0 and not tracing():
+            lo = keys.to(torch.uint8).argmax(-1)
+            hi = m - keys.flip(-1).to(torch.uint8).argmax(-1)
+            count = keys.sum(-1)
+            if bool(((hi - lo == count) | (count == 0)).all()):
+                return RowMask(lo.unsqueeze(-1), torch.where(count == 0, lo, hi).unsqueeze(-1))
+        return RowMask(dense=keys.unsqueeze(-2).unsqueeze(-3))
+
+    def real_queries(self, n: int, m: int) -> Tensor | None:
+        if n != m:
+            return None
+        if self.keys.dtype == torch.bool:
+            return self.keys
+        return torch.arange(n, device=self.keys.device) < self.keys.unsqueeze(-1)
+
+    def _name(self) -> str:
+        return f"Padding({_short(self.keys)})"
+
+    def _preview(self) -> tuple[int, int]:
+        longest = self.keys.shape[-1] if self.keys.dtype == torch.bool else _longest(self.keys)
+        return min(longest, 6), longest
+
+
+@value
+@dataclass(frozen=True, repr=False)
+class Prefix(Mask):
+    """``j < lengths[b]``: every query sees the first keys. A prefix language model is ``Causal() | Prefix(lengths)``."""
+
+    lengths: Tensor
+
+    def __init__(self, lengths: Tensor | Sequence[int] | int) -> None:
+        object.__setattr__(self, "lengths", lengths_tensor("Prefix lengths", lengths))
+
+    def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
+        lengths = self.lengths.to(device)
+        _no_longer_than("Prefix", lengths, m)
+        return RowMask(hi=lengths.unsqueeze(-1))
+
+    def _name(self) -> str:
+        return f"Prefix({_short(self.lengths)})"
+
+    def _preview(self) -> tuple[int, int]:
+        return 6, max(6, _longest(self.lengths))
+
+
+@value
+@dataclass(frozen=True, repr=False)
+class Segments(Mask):
+    """``ids[b, i] = key_ids[b, j]``: packed documents that do not see each other.
+
+    ``ids [n]`` or ``[B, n]``; ``key_ids [m]`` or ``[B, m]``, by default ``ids`` again. With fewer queries than keys and
+    ids for all m keys alone, the queries take the ids at their positions i + (m − n). Ids in any order; documents that
+    lie in one piece each become runs of keys, scattered ones a dense mask.
+    """
+
+    ids: Tensor
+    key_ids: Tensor | None = None
+
+    def __init__(self, ids: Tensor | Sequence[int], key_ids: Tensor | Sequence[int] | None = None) -> None:
+        for name, x in (("ids", ids), ("key_ids", key_ids)):
+            x = None if x is None else torch.as_tensor(x)
+            if x is not None and (x.is_floating_point() or x.is_complex() or x.ndim == 0):
+                raise TypeError(f"Segments {name} must be whole numbers of shape [n] or [B, n], got {x.dtype} {list(x.shape)}")
+            object.__setattr__(self, name, None if x is None else x.long())
+
+    def _ids(self, n: int, m: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
+        ids = self.ids.to(device)
+        key_ids = ids if self.key_ids is None else self.key_ids.to(device)
+        if self.key_ids is None and n < m and ids.shape[-1] == m:
+            ids = ids[..., m - n :]
+        if ids.shape[-1] != n or key_ids.shape[-1] != m:
+            raise ValueError(
+                f"Segments has ids for {ids.shape[-1]} queries and {key_ids.shape[-1]} keys, but there are {n} and {m}; "
+                "give key_ids as well where queries and keys are not the same tokens"
+            )
+        return ids, key_ids
+
+    def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
+        ids, key_ids = self._ids(n, m, device)
+        if m > 0 and n > 0 and not tracing():
+            lead = torch.broadcast_shapes(ids.shape[:-1], key_ids.shape[:-1])
+            ids_, keys_ = ids.expand(*lead, n).contiguous(), key_ids.expand(*lead, m).contiguous()
+            in_order, order = keys_.sort(dim=-1, stable=True)
+            left = torch.searchsorted(in_order, ids_)
+            count = torch.searchsorted(in_order, ids_, right=True) - left
+            lo = order.gather(-1, left.clamp(max=m - 1))
+            last = order.gather(-1, (left + count - 1).clamp(0, m - 1))
+            if bool(((last - lo + 1 == count) | (count == 0)).all()):
+                return RowMask(lo, lo + count)
+        see = ids.unsqueeze(-1) == key_ids.unsqueeze(-2)
+        return RowMask(dense=see if see.ndim == 2 else see.unsqueeze(-3))
+
+    def _name(self) -> str:
+        return f"Segments({_short(self.ids)}" + (")" if self.key_ids is None else f", {_short(self.key_ids)})")
+
+    def _preview(self) -> tuple[int, int]:
+        return self.ids.shape[-1], (self.ids if self.key_ids is None else self.key_ids).shape[-1]
+
+
+@value
+@dataclass(frozen=True, repr=False)
+class Dense(Mask):
+    """Any bool tensor broadcastable to ``[*batch, H, n, m]``; **True = may attend**. It is stored as it is given."""
+
+    see: Tensor
+
+    def __init__(self, see: Tensor) -> None:
+        see = torch.as_tensor(see)
+        if see.dtype != torch.bool:
+            raise TypeError(
+                f"a mask is bool with True = may attend, got {see.dtype}; an additive mask (0 and −inf) is a bias: pass it as bias="
+            )
+        object.__setattr__(self, "see", see)
+
+    def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
+        see = self.see.to(device)
+        rows, keys = (1, 1, *see.shape)[-2:]
+        if rows not in (1, n) or keys not in (1, m):
+            raise ValueError(f"the mask has shape {list(see.shape)}; it must broadcast to [*batch, heads, {n}, {m}]")
+        return RowMask(dense=see)
+
+    def _name(self) -> str:
+        return f"Dense(bool {list(self.see.shape)})"
+
+    def _preview(self) -> tuple[int, int]:
+        n, m = (1, 1, *self.see.shape)[-2:]
+        return n, m
+
+
+@value
+@dataclass(frozen=True, repr=False)
+class And(Mask):
+    """``a & b``."""
+
+    a: Mask
+    b: Mask
+
+    def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
+        return self.a.lower(n, m, device) & self.b.lower(n, m, device)
+
+    def real_queries(self, n: int, m: int) -> Tensor | None:
+        a, b = self.a.real_queries(n, m), self.b.real_queries(n, m)
+        return b if a is None else a if b is None else a & b
+
+    def _name(self) -> str:
+        return " & ".join(f"({x._name()})" if isinstance(x, Or) else x._name() for x in (self.a, self.b))
+
+    def _preview(self) -> tuple[int, int]:
+        return _preview_of(self.a, self.b)
+
+
+@value
+@dataclass(frozen=True, repr=False)
+class Or(Mask):
+    """``a | b``."""
+
+    a: Mask
+    b: Mask
+
+    def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
+        return self.a.lower(n, m, device).union(self.b.lower(n, m, device), n, m)
+
+    def _name(self) -> str:
+        return f"{self.a._name()} | {self.b._name()}"
+
+    def _preview(self) -> tuple[int, int]:
+        return _preview_of(self.a, self.b)
+
+
+def from_torch(
+    key_padding_mask: Tensor | None = None, attn_mask: Tensor | None = None, *, heads: int | None = None
+) -> Mask | None:
+    """The masks of ``nn.MultiheadAttention``, where **True = ignore**, as one of ours, where True = may attend.
+
+    ``key_padding_mask [B, m]`` or ``[m]``; ``attn_mask [n, m]``, or ``[B·heads, n, m]`` with ``heads`` given. Float
+    masks are taken if they hold only 0 and −inf; other values are a bias, not a mask. Note that the bool ``attn_mask``
+    of ``F.scaled_dot_product_attention`` already means True = may attend: pass that one as it is.
+
+    >>> from_torch(key_padding_mask=torch.tensor([[False, False, True]])).dense(1, 3)
+    tensor([[ True,  True, False]])
+    """
+    parts: list[Mask] = []
+    if key_padding_mask is not None:
+        hidden = _hidden("key_padding_mask", key_padding_mask)
+        if hidden.ndim not in (1, 2):
+            raise ValueError(f"key_padding_mask has shape {list(hidden.shape)}; it must be [B, m] or [m], True = ignore this key")
+        parts.append(Padding(~hidden))
+    if attn_mask is not None:
+        hidden = _hidden("attn_mask", attn_mask)
+        if hidden.ndim == 3:
+            if heads is None or hidden.shape[0] % heads:
+                raise ValueError(
+                    f"attn_mask has shape {list(hidden.shape)} = [B·heads, n, m], True = hide; give heads= that divides "
+                    f"{hidden.shape[0]}, got {heads}"
+                )
+            hidden = hidden.unflatten(0, (-1, heads))
+        elif hidden.ndim != 2:
+            raise ValueError(f"attn_mask has shape {list(hidden.shape)}; it must be [n, m] or [B·heads, n, m], True = hide")
+        parts.append(Dense(~hidden))
+    if not parts:
+        return None
+    return parts[0] if len(parts) == 1 else parts[0] & parts[1]
+
+
+def _hidden(name: str, x: Tensor) -> Tensor:
+    if x.dtype == torch.bool:
+        return x
+    if not x.is_floating_point():
+        raise TypeError(f"{name} is {x.dtype}; nn.MultiheadAttention's masks are bool with True = ignore, or float with −inf = ignore")
+    hidden = x == float("-inf")
+    if not tracing() and not bool((hidden | (x == 0)).all()):
+        raise ValueError(f"{name} holds values other than 0 and −inf: that is a bias, not a mask; pass it as bias=")
+    return hidden
+
+
+def _no_longer_than(name: str, lengths: Tensor, m: int) -> None:
+    if not tracing() and bool((lengths > m).any()):
+        raise ValueError(f"{name} lengths go up to {int(lengths.max())}, but there are {m} keys")
+
+
+def _longest(lengths: Tensor) -> int:
+    return int(lengths.max()) if lengths.numel() else 0
+
+
+def _short(x: Tensor) -> str:
+    flat = x.tolist() if x.numel() <= 8 else None
+    return f"{x.dtype} {list(x.shape)}".replace("torch.", "") if flat is None else str(flat)
+
+
+def _preview_of(a: Mask, b: Mask) -> tuple[int, int]:
+    """A size both masks can be drawn at: the one with tensors in it decides."""
+    sizes = [x._preview() for x in (a, b) if x._preview() != (6, 6)]
+    return sizes[0] if sizes else (6, 6)

@@ -1,0 +1,39 @@
+"""Values that travel: registers small data classes with torch's pytrees, so that they pass through ``torch.export``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+T = TypeVar("T")
+
+
+def value(cls: type[T]) -> type[T]:
+    """Class decorator: tensors and values inside the fields are leaves, everything else is part of the type.
+
+    Rebuilding skips ``__post_init__``: leaves may be placeholders then, and were checked when first built.
+    """
+    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+
+    def travels(x: Any) -> bool:
+        if isinstance(x, tuple):
+            return any(travels(y) for y in x)
+        return isinstance(x, Tensor) or type(x) in pytree.SUPPORTED_NODES
+
+    def flatten(x: T) -> tuple[list[Any], tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]]:
+        moving = tuple(name for name in names if travels(getattr(x, name)))
+        fixed = tuple((name, getattr(x, name)) for name in names if name not in moving)
+        return [getattr(x, name) for name in moving], (moving, fixed)
+
+    def unflatten(leaves: Any, context: Any) -> T:
+        moving, fixed = context
+        x = object.__new__(cls)
+        for name, item in (*zip(moving, leaves, strict=True), *fixed):
+            object.__setattr__(x, name, item)
+        return x
+
+    pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
+    return cls
