@@ -19,6 +19,8 @@ from regard.values import value
 
 __all__ = ["Causal", "Dense", "Mask", "Padding", "Prefix", "Segments", "Window", "from_torch"]
 
+LARGEST_DRAWING = 24  # rows or columns; a larger mask is only named
+
 
 class Mask:
     """Which keys each query may attend to. ``a & b`` allows what both allow, ``a | b`` what either allows."""
@@ -55,10 +57,13 @@ class Mask:
         return 6, 6
 
     def __repr__(self) -> str:
-        if tracing():
-            return self._name()
         n, m = self._preview()
-        see = self.dense(n, m)
+        if tracing() or max(n, m) > LARGEST_DRAWING:
+            return self._name()
+        try:
+            see = self.dense(n, m)
+        except (ValueError, RuntimeError):  # parts made for different sizes still have a name
+            return self._name()
         first = see.reshape(-1, n, m)[0] if see.numel() else see.reshape(n, m)
         lines = [" ".join("■" if allowed else "·" for allowed in row) for row in first.tolist()]
         which = "" if see.ndim == 2 else ", first batch entry"
@@ -170,7 +175,7 @@ class Padding(Mask):
 
     def _preview(self) -> tuple[int, int]:
         longest = self.keys.shape[-1] if self.keys.dtype == torch.bool else _longest(self.keys)
-        return min(longest, 6), longest
+        return longest, longest
 
 
 @value
@@ -192,7 +197,8 @@ class Prefix(Mask):
         return f"Prefix({_short(self.lengths)})"
 
     def _preview(self) -> tuple[int, int]:
-        return 6, max(6, _longest(self.lengths))
+        longest = max(6, _longest(self.lengths))
+        return longest, longest
 
 
 @value

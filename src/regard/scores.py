@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from regard.shapes import Shape, offset_of, tracing
+from regard.values import value
 
 # A token that stands nowhere (a class token on a grid) gets this coordinate; no relative term reaches it.
 NOWHERE = -(2**30)
 
 
+@value
 @dataclass(frozen=True)
 class RelativeTerm:
     """One bias that depends on where a key stands relative to its query, stored by offset instead of by pair.
@@ -128,6 +130,7 @@ class Bias:
         return sum((term_tile(t, rows, keys) for t in terms), torch.zeros((), dtype=q.dtype, device=q.device))
 
 
+@value
 @dataclass(frozen=True)
 class SumOfBiases(Bias):
     """``a + b``: both are added to the scores."""
@@ -184,6 +187,7 @@ def term_tile(term: RelativeTerm, rows: slice, keys: slice) -> Tensor:
     return torch.where(somewhere, tile, 0)
 
 
+@value
 @dataclass(frozen=True)
 class Scores:
     """Everything that turns q·k into logits, as tensors and numbers: one call's lowered options.
@@ -203,8 +207,20 @@ class Scores:
     dropout: float = 0.0
     seed: Tensor | None = None
 
+    def detach(self) -> Scores:
+        """The same options without gradients and without dropout, for looking at later."""
+        free = lambda x: None if x is None else x.detach()  # noqa: E731
+        return replace(
+            self,
+            bias=free(self.bias),
+            terms=tuple(replace(t, table=t.table.detach()) for t in self.terms),
+            sinks=free(self.sinks),
+            dropout=0.0,
+            seed=None,
+        )
+
     def select(self, batch: int, head: int) -> Scores:
-        """The same options for one head of one batch entry, dropout left out."""
+        """The same options for one head of one batch entry."""
 
         def one(x: Tensor | None) -> Tensor | None:
             if x is None:
@@ -220,8 +236,6 @@ class Scores:
             bias=one(self.bias),
             terms=tuple(replace(t, table=one(t.table)) for t in self.terms),
             sinks=None if self.sinks is None else self.sinks[head : head + 1],
-            dropout=0.0,
-            seed=None,
         )
 
 

@@ -1,0 +1,217 @@
+"""The kernels as ``torch.library`` operators, with fake tensors, gradients and refusals; options arrive lowered.
+
+    regard::attention           → out, lse                       regard::attention_backward → gradients
+    regard::observed_attention  → out, lse, then the observables in the order of ``measured_names``
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.kernels import measure, reference
+from regard.kernels.tiles import accumulation
+from regard.observables import Observe
+from regard.scores import RelativeTerm, Scores
+
+# One lowered option list for all three operators; ``torch.library`` wants it spelled out in the signatures.
+_OPTIONS = (
+    "Tensor? lo, Tensor? hi, Tensor? mask, Tensor? bias, Tensor[] tables, Tensor[] query_at, Tensor[] key_at, "
+    "SymInt[] first, Tensor? sinks, Tensor? seed, float scale, float softcap, float dropout, str backend"
+)
+_N_OPTIONS = 14
+
+attention_op_name, observed_op_name, backward_op_name = (
+    "regard::attention",
+    "regard::observed_attention",
+    "regard::attention_backward",
+)
+
+
+def options(scores: Scores, backend: str) -> tuple[Any, ...]:
+    """``scores`` as the operators' arguments."""
+    terms = scores.terms
+    return (
+        scores.lo,
+        scores.hi,
+        scores.mask,
+        scores.bias,
+        [t.table for t in terms],
+        [t.query_at for t in terms],
+        [t.key_at for t in terms],
+        [t.first for t in terms],
+        scores.sinks,
+        scores.seed,
+        scores.scale,
+        scores.softcap,
+        scores.dropout,
+        backend,
+    )
+
+
+def _scores(given: tuple[Any, ...]) -> Scores:
+    lo, hi, mask, bias, tables, query_at, key_at, first, sinks, seed, scale, softcap, dropout, _ = given
+    terms = tuple(RelativeTerm(*term) for term in zip(tables, query_at, key_at, first, strict=True))
+    return Scores(scale, softcap, lo, hi, mask, bias, terms, sinks, dropout, seed)
+
+
+def encode(observe: Observe, offset: int) -> list[int]:
+    """``observe`` as whole numbers, for the operator's signature; queries are passed as a tensor beside it."""
+    radii = (*observe.radii(), -1, -1)[:2]
+    return [
+        observe.map,
+        *radii,
+        int(observe.key_mass),
+        observe.top,
+        observe.sink,
+        observe.local,
+        *(observe.grid or (0, 0)),
+        offset,
+    ]
+
+
+def _decode(spec: list[int]) -> Observe:
+    map_, ry, rx, key_mass, top, sink, local, height, width, offset = spec
+    profile = None if ry < 0 else ry if rx < 0 else (ry, rx)
+    grid = (height, width) if height else None
+    return Observe(map_, profile, bool(key_mass), top, sink, local, grid, offset)
+
+
+def measured_names(observe: Observe) -> tuple[str, ...]:
+    """The names of what ``regard::observed_attention`` returns after out and lse."""
+    return (*measure.row_names(), *measure.head_names(observe))
+
+
+# --- bodies ----------------------------------------------------------------------------------------------------------
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    return reference.forward(q, k, v, _scores(given))
+
+
+def _observed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> list[Tensor]:
+    *lowered, real, spec = given
+    scores, observe = _scores(tuple(lowered)), _decode(spec)
+    out, lse = reference.forward(q, k, v, scores)
+    values = measure.measure(q, k, lse, scores, observe, real)
+    return [out, lse, *(values[name] for name in measured_names(observe))]
+
+
+def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *given: Any) -> list[Tensor]:
+    *lowered, biases = given
+    scores = _scores(tuple(lowered))
+    g = reference.backward(grad, q, k, v, out, lse, scores, biases=biases)
+    return [x for x in (g.q, g.k, g.v, g.sinks, g.bias, *g.tables) if x is not None]
+
+
+# --- shapes alone ----------------------------------------------------------------------------------------------------
+
+
+def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    B, H, n, _ = q.shape
+    return q.new_empty(B, H, n, v.shape[-1]), q.new_empty(B, H, n, dtype=accumulation(q.dtype))
+
+
+def _observed_fake(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> list[Tensor]:
+    observe = _decode(given[-1])
+    B, H, n, _ = q.shape
+    exact, m, g = accumulation(q.dtype), k.shape[2], observe.map
+    sides = [2 * r + 1 for r in observe.radii()]
+    shapes: dict[str, tuple[list[Any], torch.dtype]] = {
+        "rows": ([H], torch.int64),
+        "key_mass": ([H, m], exact),
+        "map": ([H, g, g], exact),
+        "map_rows": ([H, g], torch.int64),
+        "profile": ([H, *sides], exact),
+        "profile_rows": ([H, *sides], torch.int64),
+        "top": ([B, H, n, observe.top], exact),
+        "top_at": ([B, H, n, observe.top], torch.int64),
+        "peak_at": ([B, H, n], torch.int64),
+        "visible": ([B, H, n], torch.int64),
+        "counted": ([B, H, n], torch.bool),
+    }
+    measured = [shapes.get(name, ([B, H, n], exact)) for name in measured_names(observe)]
+    return [*_attention_fake(q, k, v), *(q.new_empty(shape, dtype=dtype) for shape, dtype in measured)]
+
+
+def _backward_fake(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *given: Any) -> list[Tensor]:
+    *lowered, biases = given
+    scores = _scores(tuple(lowered))
+    like = [q, k, v] + ([] if scores.sinks is None else [scores.sinks])
+    if biases:
+        like += ([] if scores.bias is None else [scores.bias]) + [t.table for t in scores.terms]
+    return [x.new_empty(x.shape) for x in like]
+
+
+# --- gradients -------------------------------------------------------------------------------------------------------
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, Tensor)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    q, k, v = inputs[:3]
+    lowered = inputs[3 : 3 + _N_OPTIONS]
+    lo, hi, mask, bias, tables, query_at, key_at, first, sinks, seed, *numbers = lowered
+    ctx.save_for_backward(q, k, v, *output[:2], lo, hi, mask, bias, sinks, seed, *tables, *query_at, *key_at)
+    ctx.first, ctx.numbers = list(first), numbers
+    # Gradients mirror the inputs: a list for each list of tensors (an empty list counts as one), None for the rest.
+    ctx.empty = [[None] * len(x) if isinstance(x, list) and all(map(_is_tensor, x)) else None for x in inputs]
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    grad = grads[0][0] if isinstance(grads[0], list | tuple) else grads[0]
+    q, k, v, out, lse, lo, hi, mask, bias, sinks, seed, *lists = ctx.saved_tensors
+    terms = len(ctx.first)
+    tables, query_at, key_at = lists[:terms], lists[terms : 2 * terms], lists[2 * terms :]
+    result: list[Any] = list(ctx.empty)
+    if grad is not None:
+        lowered = (lo, hi, mask, bias, tables, query_at, key_at, ctx.first, sinks, seed, *ctx.numbers)
+        biases = bool(ctx.needs_input_grad[6] or any(ctx.needs_input_grad[7]))
+        found = iter(backward_op(grad, q, k, v, out, lse, *lowered, biases))
+        result[0], result[1], result[2] = next(found), next(found), next(found)
+        result[11] = None if sinks is None else next(found)
+        result[6] = next(found) if biases and bias is not None else None
+        result[7] = [next(found) if biases else None for _ in range(terms)]
+    return tuple(result)
+
+
+def _no_double_backward(ctx: Any, *grads: Any) -> Any:
+    raise RuntimeError(
+        "regard.attention has no second derivative; for one, write the n × n formula with torch operations at a small size"
+    )
+
+
+def _no_vmap(*args: Any) -> Any:
+    raise RuntimeError("regard.attention does not run under vmap; give the batch as leading dimensions of q, k and v instead")
+
+
+def _define(name: str, schema: str, body: Any, fake: Any) -> Any:
+    op = torch.library.custom_op(name, body, mutates_args=(), schema=schema)
+    op.register_fake(fake)
+    torch.library.register_vmap(op, _no_vmap)
+    return op
+
+
+attention_op = _define(
+    attention_op_name, f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)", _attention, _attention_fake
+)
+observed_op = _define(
+    observed_op_name,
+    f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}, Tensor? real, SymInt[] observe) -> Tensor[]",
+    _observed,
+    _observed_fake,
+)
+backward_op = _define(
+    backward_op_name,
+    f"(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_OPTIONS}, bool biases) -> Tensor[]",
+    _backward,
+    _backward_fake,
+)
+torch.library.register_autograd(attention_op, _gradients, setup_context=_setup)
+torch.library.register_autograd(observed_op, _gradients, setup_context=_setup)
+torch.library.register_autograd(backward_op, _no_double_backward, setup_context=lambda ctx, inputs, output: None)

@@ -1,0 +1,193 @@
+"""The truth: exact attention in plain PyTorch, tiled over queries and keys, O(n) memory forward and backward.
+
+    forward    m ← max(m, max_j s),  l ← l·e^(m_old − m) + Σ_j e^(s − m),  o ← o·e^(m_old − m) + Σ_j e^(s − m) v_j
+               out = o / l,  lse = m + log l
+    backward   A = e^(s − lse),  Δ_i = Σ out_i·g_i,  dS = A ∘ (g vᵀ − Δ),  dq = scale·dS k,  dk = scale·dSᵀ q,  dv = Aᵀ g
+
+A learned sink is where the running maximum and sum start: m = sink, l = 1, o = 0. Rows that see nothing end with
+l = 0; they give 0, and lse −inf. Works on any device; sums are kept in float32, or float64 for float64.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from regard.kernels.tiles import Problem, Tile, best_products, dropout_tile, fold, pick, score_tile, tiles, weigh
+from regard.scores import RelativeTerm, Scores, term_index
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
+    """``out [B, H, n, e]`` in q's dtype and ``lse [B, H, n]`` in the accumulation dtype."""
+    problem = Problem(q, k, scores)
+    B, H, n, _ = problem.sizes
+    out = q.new_zeros(B, H, n, v.shape[-1])
+    lse = q.new_full((B, H, n), -math.inf, dtype=problem.dtype)
+    finite = _finite(v)
+    for rows, spans in tiles(problem):
+        best = best_products(problem, rows, spans)
+        top, total, mixed = _start(problem, rows, v.shape[-1])
+        for keys in spans:
+            tile = score_tile(problem, rows, keys, best)
+            top_now = torch.maximum(top, tile.logits.amax(-1, keepdim=True))
+            safe = torch.where(top_now == -math.inf, 0.0, top_now)  # −inf − −inf would be NaN in a row that sees nothing
+            weights = torch.exp(tile.logits - safe)
+            fade = torch.exp(top - safe)
+            total = total * fade + weights.sum(-1, keepdim=True)
+            drop = dropout_tile(problem, rows, keys)
+            mixed = mixed * fade + _mix(weights if drop is None else weights * drop, v, keys, tile, finite)
+            top = top_now
+        empty = total == 0
+        out[:, :, rows] = torch.where(empty, 0.0, mixed / torch.where(empty, 1.0, total)).to(out.dtype)
+        safe = torch.where(top == -math.inf, 0.0, top)
+        lse[:, :, rows] = (safe + total.log()).squeeze(-1)
+    return out, lse
+
+
+def _start(problem: Problem, rows: slice, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Running maximum, sum and output of a query tile before any key."""
+    B, H, _, _ = problem.sizes
+    q, height = problem.q, rows.stop - rows.start
+    sinks = problem.scores.sinks
+    start = q.new_full((H,), -math.inf, dtype=problem.dtype) if sinks is None else sinks.to(problem.dtype)
+    top = start.view(1, H, 1, 1).expand(B, H, height, 1)
+    return top, (top != -math.inf).to(problem.dtype), q.new_zeros(B, H, height, width, dtype=problem.dtype)
+
+
+def _finite(*xs: Tensor) -> bool:
+    return all(bool(x.isfinite().all()) for x in xs)
+
+
+def _folded_visible(tile: Tile, groups: int) -> Tensor | None:
+    return None if tile.visible is None else fold(tile.visible.expand(tile.logits.shape), groups)
+
+
+def _mix(weights: Tensor, x: Tensor, keys: slice, tile: Tile, finite: bool) -> Tensor:
+    """``[B, H, rows, keys] @ x[keys] → [B, H, rows, width]`` for ``x [B, G, m, width]`` shared by groups of heads."""
+    x = pick(x, keys).to(weights.dtype)
+    groups = x.shape[1]
+    see = None if finite else _folded_visible(tile, groups)
+    return weigh(fold(weights, groups), x, see, finite=finite).reshape(*weights.shape[:3], x.shape[-1])
+
+
+def _gather(weights: Tensor, x: Tensor, tile: Tile, groups: int, finite: bool) -> Tensor:
+    """``Σ_heads of a group weightsᵀ [.., keys, rows] @ x [B, H, rows, width] → [B, G, keys, width]``."""
+    see = None if finite else _folded_visible(tile, groups)
+    return weigh(
+        fold(weights, groups).transpose(-1, -2),
+        fold(x, groups),
+        None if see is None else see.transpose(-1, -2),
+        finite=finite,
+    )
+
+
+@dataclass
+class Gradients:
+    """``dq, dk, dv`` in the inputs' dtype; the others where asked, shaped like what they belong to."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+    tables: list[Tensor] = field(default_factory=list)
+
+
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores, *, biases: bool = True
+) -> Gradients:
+    """Gradients of ``Σ grad ∘ out``; tiles are computed again from lse. ``biases=False`` leaves out bias and tables."""
+    problem = Problem(q, k, scores)
+    exact = problem.dtype
+    B, H, n, m = problem.sizes
+    groups = k.shape[1]
+    moves = 0 < scores.scale < math.inf  # at scale 0 and ∞ the output does not move with q and k
+    dq, dk, dv = (torch.zeros_like(x, dtype=exact, memory_format=torch.contiguous_format) for x in (q, k, v))
+    d_bias = _zeros(scores.bias, exact) if biases else None
+    d_tables = [torch.zeros_like(t.table, dtype=exact) for t in scores.terms] if biases else []
+    delta = (out.to(exact) * grad.to(exact)).sum(-1)
+    finite = _finite(q, k, v, grad)
+    for rows, spans in tiles(problem):
+        best = best_products(problem, rows, spans)
+        g, q_rows = pick(grad, rows).to(exact), pick(q, rows).to(exact)
+        lse_rows, delta_rows = pick(lse, rows).unsqueeze(-1), pick(delta, rows).unsqueeze(-1)
+        safe = torch.where(lse_rows == -math.inf, 0.0, lse_rows)
+        for keys in spans:
+            tile = score_tile(problem, rows, keys, best)
+            weights = torch.exp(tile.logits - safe)
+            pulled = _pull(g, v, keys)
+            drop = dropout_tile(problem, rows, keys)
+            kept = weights if drop is None else weights * drop
+            pulled = pulled if drop is None else pulled * drop
+            d_logits = weights * (pulled - delta_rows)
+            if not finite and tile.visible is not None:  # hidden pairs: 0, not 0 · NaN
+                kept, d_logits = (torch.where(tile.visible, x, 0.0) for x in (kept, d_logits))
+            pick(dv, keys).add_(_gather(kept, g, tile, groups, finite))
+            if d_bias is not None:
+                _add_to_bias(d_bias, d_logits, rows, keys)
+            for d_table, term in zip(d_tables, scores.terms, strict=False):
+                _add_to_table(d_table, term, d_logits, rows, keys)
+            if moves:
+                d_scores = (d_logits if tile.slope is None else d_logits * tile.slope) * scores.scale
+                pick(dq, rows).add_(_mix(d_scores, k, keys, tile, finite))
+                pick(dk, keys).add_(_gather(d_scores, q_rows, tile, groups, finite))
+    return Gradients(
+        dq.to(q.dtype),
+        dk.to(k.dtype),
+        dv.to(v.dtype),
+        None if d_bias is None or scores.bias is None else d_bias.to(scores.bias.dtype),
+        _sink_gradient(scores.sinks, lse, delta),
+        [d.to(t.table.dtype) for d, t in zip(d_tables, scores.terms, strict=False)],
+    )
+
+
+def _pull(g: Tensor, v: Tensor, keys: slice) -> Tensor:
+    """``g vᵀ``: ``[B, H, rows, e] × [B, G, keys, e] → [B, H, rows, keys]``."""
+    v = pick(v, keys).to(g.dtype)
+    return (fold(g, v.shape[1]) @ v.transpose(-1, -2)).reshape(*g.shape[:3], v.shape[2])
+
+
+def _zeros(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if x is None else torch.zeros_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def _sink_gradient(sinks: Tensor | None, lse: Tensor, delta: Tensor) -> Tensor | None:
+    """``d sink_h = −Σ_{b,i} A_sink Δ_i``; a row that sees no key has out = 0, so its Δ is 0 whatever the gradient is."""
+    if sinks is None:
+        return None
+    sink = sinks.to(lse.dtype).view(1, -1, 1)
+    share = torch.exp(sink - torch.where(lse == -math.inf, 0.0, lse))
+    delta = torch.where((lse == sink) & delta.isnan(), 0.0, delta)
+    return -(share * delta).sum((0, 2)).to(sinks.dtype)
+
+
+def _reduce_to(x: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
+    """Sum the dimensions that are broadcast (size 1) in ``shape``."""
+    dims = [d for d, size in enumerate(shape) if size == 1 and x.shape[d] != 1]
+    return x.sum(dims, keepdim=True) if dims else x
+
+
+def _add_to_bias(d_bias: Tensor, d_logits: Tensor, rows: slice, keys: slice) -> None:
+    part = d_bias if d_bias.shape[2] == 1 else pick(d_bias, rows, 2)
+    part = part if part.shape[3] == 1 else pick(part, keys, 3)
+    part.add_(_reduce_to(d_logits, part.shape))
+
+
+def _add_to_table(d_table: Tensor, term: RelativeTerm, d_logits: Tensor, rows: slice, keys: slice) -> None:
+    """Scatter a tile's gradient to the table's columns, over the few columns this tile can reach."""
+    index, somewhere = term_index(term, rows, keys)
+    low = int(index.min())
+    columns = int(index.max()) - low + 1
+    index = index - low
+    lead = [1 if d_table.shape[0] == 1 else d_logits.shape[0], 1 if d_table.shape[1] == 1 else d_logits.shape[1]]
+    d = _reduce_to(torch.where(somewhere, d_logits, 0.0), (*lead, *d_logits.shape[2:]))
+    if d_table.shape[2] == 1:
+        found = d.new_zeros(*lead, columns).index_add_(2, index.flatten(), d.flatten(2)).unsqueeze(2)
+        target = d_table
+    else:
+        found = d.new_zeros(*d.shape[:3], columns).scatter_add_(3, index.expand(d.shape), d)
+        target = pick(d_table, rows, 2)
+    target.narrow(3, low, columns).add_(found)

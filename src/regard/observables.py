@@ -1,0 +1,235 @@
+"""What can be measured of attention weights A_ij = exp(s_ij − lse_i), and how two measurements merge.
+
+Row values, ``[B, H, n]`` each (δ = j − i − offset, the place of a key relative to its query):
+
+    lse      log Σ_j exp s_ij, sinks included            entropy   lse − Σ_j A s − A_sink·sink   (nats)
+    peak     max_j A_ij                                  peak_at   the lowest j that has it, −1 in an empty row
+    offset   Σ_j A·δ                                     distance  Σ_j A·|δ|   (on a grid: Euclidean, in cells)
+    sink     Σ_{j < S} A                                 local     Σ_{|δ| ≤ r} A   (on a grid: within r cells)
+    visible  how many keys the row may attend to
+
+Per head, over the rows that count:
+
+    key_mass [H, m]     the mean row of A: (1/rows) Σ_i A_ij
+    map      [H, g, g]  rows pooled by mean, keys by sum: each row of a map sums to 1 (less what learned sinks took);
+                        row bin ⌊i·g/n⌋, key bin ⌊j·g/m⌋
+    profile  [H, 2r+1]  mean A at each offset −r … r over the rows that see a key there; 2-D on a grid
+    top      [B, H, n, k] the k largest weights of a row, ``top_at`` their keys; lower keys first among equals,
+                        −1 and 0 beyond the visible ones
+
+With learned sinks the entropy is that of the whole distribution, the sink being one more outcome. Empty rows have
+lse −inf, peak_at −1 and 0 elsewhere; they never count. With ``scale=inf`` s is the bias of the tied keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from regard.shapes import integer, lengths_tensor, offset_of
+from regard.values import value
+
+__all__ = ["ROW_VALUES", "Observation", "Observe"]
+
+ROW_VALUES = ("lse", "entropy", "peak", "peak_at", "offset", "distance", "sink", "local", "visible")
+
+Where = int | slice | range | Sequence[int] | Tensor | None
+
+
+@value
+@dataclass(frozen=True)
+class Observe:
+    """What to measure while attention is computed. Row values always; the rest as asked.
+
+    ``map=g`` a g × g pooled map, ``profile=r`` (or ``(ry, rx)`` on a grid) the mean weight at each offset,
+    ``key_mass``, ``top=k``; ``sink=S`` first keys and ``local=r`` set the two row masses. ``grid=(height, width)`` reads
+    positions as cells of an image, the last height·width keys; tokens before it (a class token) stand nowhere.
+    ``offset`` as in masks. ``queries``: the real query rows, lengths ``[B]`` or bool ``[B, n]``; without it a ``Padding``
+    in the mask serves where n = m. ``keep=True`` holds q, k and lse for exact weights later.
+
+    >>> Observe(map=8, top=2).map
+    8
+    """
+
+    map: int = 0
+    profile: int | tuple[int, int] | None = None
+    key_mass: bool = False
+    top: int = 0
+    sink: int = 1
+    local: int = 1
+    grid: tuple[int, int] | None = None
+    offset: int | None = None
+    queries: Tensor | Sequence[int] | None = None
+    keep: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("map", "top", "sink", "local"):
+            integer(f"Observe {name}", getattr(self, name))
+        if self.offset is not None:
+            integer("Observe offset", self.offset, least=None)
+        if self.grid is not None:
+            if len(self.grid) != 2:
+                raise ValueError(f"Observe grid must be (height, width), got {self.grid}")
+            for side in self.grid:
+                integer("Observe grid sides", side, least=1)
+        if isinstance(self.profile, tuple) and (self.grid is None or len(self.profile) != 2):
+            raise ValueError(f"Observe profile={self.profile} needs grid=(height, width); on a line give one radius")
+        for radius in self.radii():
+            integer("Observe profile", radius)
+
+    def radii(self) -> tuple[int, ...]:
+        """() without a profile, (r,) on a line, (ry, rx) on a grid."""
+        if self.profile is None:
+            return ()
+        if isinstance(self.profile, tuple):
+            return self.profile
+        return (self.profile,) if self.grid is None else (self.profile, self.profile)
+
+    def real_queries(self, n: int) -> Tensor | None:
+        """``queries`` as bool ``[B or 1, n]``."""
+        if self.queries is None:
+            return None
+        x = torch.as_tensor(self.queries)
+        if x.dtype != torch.bool:
+            lengths = lengths_tensor("Observe queries", x)
+            return torch.arange(n, device=lengths.device) < lengths.reshape(-1, 1)
+        if x.shape[-1:] != (n,):
+            raise ValueError(f"Observe queries has shape {list(x.shape)}; it must be lengths [B] or bool [B, {n}], True = real")
+        return x.reshape(-1, n)
+
+
+class Kept(Protocol):
+    """What ``keep=True`` holds of one call; made by the operator, which knows how to compute scores."""
+
+    @property
+    def batches(self) -> int: ...
+
+    def weights(self, batch: int, head: int, rows: Where, keys: Where) -> Tensor: ...
+
+    def tile(self, batch: int, head: int, rows: Where, keys: Where, size: int, counted: Tensor) -> Tensor: ...
+
+
+@value
+@dataclass(frozen=True)
+class Observation:
+    """What was measured of one or more calls; the names and shapes are in the module's docstring.
+
+    ``counted [B, H, n]``: the rows that count; ``rows [H]`` how many; ``map_rows [H, g]`` and ``profile_rows`` how many
+    went into each bin. After merging calls of unequal n or m the row values, n and m are None.
+    """
+
+    observe: Observe
+    n: int | None
+    m: int | None
+    rows: Tensor
+    lse: Tensor | None = None
+    entropy: Tensor | None = None
+    peak: Tensor | None = None
+    peak_at: Tensor | None = None
+    offset: Tensor | None = None
+    distance: Tensor | None = None
+    sink: Tensor | None = None
+    local: Tensor | None = None
+    visible: Tensor | None = None
+    counted: Tensor | None = None
+    key_mass: Tensor | None = None
+    map: Tensor | None = None
+    map_rows: Tensor | None = None
+    profile: Tensor | None = None
+    profile_rows: Tensor | None = None
+    top: Tensor | None = None
+    top_at: Tensor | None = None
+    kept: tuple[Kept, ...] = ()
+
+    def mean(self, name: str) -> Tensor:
+        """The mean ``[H]`` of a row value over the rows that count (NaN for a head with none)."""
+        values = getattr(self, name) if name in ROW_VALUES else None
+        if values is None or self.counted is None:
+            known = ", ".join(x for x in ROW_VALUES if getattr(self, x) is not None) or "none: calls of unequal n were merged"
+            raise ValueError(f"there is no row value {name!r} here; there are: {known}")
+        counted = self.counted
+        if name == "distance" and self.observe.grid is not None:
+            counted = counted & self._on_grid()  # a class token's row has no distance
+        total = torch.where(counted, values.double(), 0).sum((0, 2))
+        return total / counted.sum((0, 2))
+
+    def _on_grid(self) -> Tensor:
+        assert self.n is not None and self.m is not None and self.observe.grid is not None
+        at = torch.arange(self.n, device=self.rows.device) + offset_of(self.n, self.m, self.observe.offset)
+        return (at >= self.m - self.observe.grid[0] * self.observe.grid[1]) & (at < self.m)
+
+    def merge(self, *others: Observation) -> Observation:
+        """One observation of all calls: row values concatenate along the batch, per-head values average by counted rows.
+
+        The calls must have observed the same things with the same heads. Where n or m differ only maps and profiles
+        merge; the rest becomes None.
+        """
+        merged = self
+        for other in others:
+            merged = _merge(merged, other)
+        return merged
+
+    def weights(self, head: int, rows: Where = None, keys: Where = None, *, batch: int = 0) -> Tensor:
+        """The exact weights ``A[rows, keys]`` of one head, computed now from q, k and lse. None is all of them."""
+        call, batch = self._call(batch)
+        return call.weights(batch, head, rows, keys)
+
+    def tile(self, head: int, rows: Where = None, keys: Where = None, size: int = 64, *, batch: int = 0) -> Tensor:
+        """A region pooled to at most ``size × size`` as in ``map``: rows by mean, keys by sum; exact weights once the region is that small."""
+        integer("size", size, least=1)
+        call, entry = self._call(batch)
+        if self.counted is None:
+            raise ValueError("calls of unequal n were merged: ask the separate observations for tiles")
+        return call.tile(entry, head, rows, keys, size, self.counted[batch, head])
+
+    def _call(self, batch: int) -> tuple[Kept, int]:
+        if not self.kept:
+            raise ValueError("weights need q, k and lse, which were not kept; observe with Observe(keep=True)")
+        total = sum(call.batches for call in self.kept)
+        if not 0 <= batch < total:
+            raise ValueError(f"batch is {batch}; this observation has batch entries 0 … {total - 1}")
+        for call in self.kept:
+            if batch < call.batches:
+                return call, batch
+            batch -= call.batches
+        raise AssertionError("unreachable: batch was checked against the total")
+
+
+def _merge(a: Observation, b: Observation) -> Observation:
+    if a.observe != b.observe:
+        raise ValueError(f"only equal measurements merge; these observed {a.observe} and {b.observe}")
+    if a.rows.shape != b.rows.shape:
+        raise ValueError(f"only observations of as many heads merge, got {a.rows.shape[0]} and {b.rows.shape[0]}")
+    same = a.n is not None and (a.n, a.m) == (b.n, b.m)
+
+    def join(name: str) -> Tensor | None:
+        x, y = getattr(a, name), getattr(b, name)
+        return torch.cat([x, y]) if same and x is not None and y is not None else None
+
+    def average(name: str, counts: tuple[Tensor | None, Tensor | None]) -> Tensor | None:
+        x, y = getattr(a, name), getattr(b, name)
+        if x is None or y is None or counts[0] is None or counts[1] is None:
+            return None
+        weight_x, weight_y = (c.to(x.dtype).reshape(*c.shape, *[1] * (x.ndim - c.ndim)) for c in counts)
+        return (weight_x * x + weight_y * y) / (weight_x + weight_y).clamp(min=1)
+
+    def add(x: Tensor | None, y: Tensor | None) -> Tensor | None:
+        return None if x is None or y is None else x + y
+
+    return replace(
+        a,
+        n=a.n if same else None,
+        m=a.m if same else None,
+        rows=a.rows + b.rows,
+        **{name: join(name) for name in (*ROW_VALUES, "counted", "top", "top_at")},
+        key_mass=average("key_mass", (a.rows, b.rows)) if same else None,
+        map=average("map", (a.map_rows, b.map_rows)),
+        map_rows=add(a.map_rows, b.map_rows),
+        profile=average("profile", (a.profile_rows, b.profile_rows)),
+        profile_rows=add(a.profile_rows, b.profile_rows),
+        kept=a.kept + b.kept,
+    )
