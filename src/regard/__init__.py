@@ -1,6 +1,48 @@
-"""regard: attention you can compute, count, prove and see."""
+"""regard: attention you can compute, count, prove and see.
 
-from regard import kernels, masks, observables, positions
+>>> import torch, regard
+>>> q = k = v = torch.randn(1, 8, 1024, 64)
+>>> out, seen = regard.attention(q, k, v, mask=regard.Causal(), observe=regard.Observe(map=16))
+>>> seen.map.shape
+torch.Size([8, 16, 16])
+"""
+
+from regard import masks, positions
 from regard.attention import attention, scaled_dot_product_attention
 from regard.masks import Causal, Dense, Padding, Prefix, Segments, Window
 from regard.observables import Observation, Observe
+from regard.positions import (
+    ALiBi,
+    Grid,
+    Learned,
+    Quadratic,
+    RelativeKeys,
+    RelativeTable,
+    Rotary,
+    Sinusoidal,
+    T5Buckets,
+)
+
+__all__ = [
+    "ALiBi",
+    "Causal",
+    "Dense",
+    "Grid",
+    "Learned",
+    "Observation",
+    "Observe",
+    "Padding",
+    "Prefix",
+    "Quadratic",
+    "RelativeKeys",
+    "RelativeTable",
+    "Rotary",
+    "Segments",
+    "Sinusoidal",
+    "T5Buckets",
+    "Window",
+    "attention",
+    "masks",
+    "positions",
+    "scaled_dot_product_attention",
+]

@@ -1,0 +1,31 @@
+"""Shared by all tests: small tiles, so that a dozen keys already cross tile borders."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from regard.kernels import tiles
+
+settings.register_profile("regard", deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+settings.load_profile("regard")
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # two workers on two cores: one thread each
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _small_tiles():
+    kept = tiles.TILE_ELEMENTS
+    tiles.TILE_ELEMENTS = 64
+    yield
+    tiles.TILE_ELEMENTS = kept
+
+
+@pytest.fixture
+def full_tiles(monkeypatch):
+    """The product's own tile size, for memory and speed."""
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 2**19)
