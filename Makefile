@@ -1,0 +1,29 @@
+# Every command of this project, once. Each calls a script of the same name in scripts/.
+.DEFAULT_GOAL := help
+.PHONY: help setup check test test-full format clean
+
+# The environment is made anew only when something it was built from has changed.
+INSTALLED := .venv/.installed
+$(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) scripts/setup
+	scripts/setup
+	@touch $@
+
+help: ## print this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup: $(INSTALLED) ## make .venv and install regard into it (PYTHON=python3.12 chooses another interpreter)
+
+check: setup ## lint, formatting and types
+	scripts/check
+
+test: check ## check, then every test but the long ones, with coverage
+	scripts/test -m "not full"
+
+test-full: check ## check, then every test, the long sweeps and real builds too
+	scripts/test
+
+format: setup ## format the code and mend what the linter can mend
+	scripts/format
+
+clean: ## remove everything that was built, .venv included
+	scripts/clean

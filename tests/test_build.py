@@ -1,0 +1,206 @@
+"""The native module and its absence: what it reports, what it refuses, and that no build fails for want of a compiler.
+
+These tests hold with the native module and without it.
+"""
+
+import importlib.util
+import os
+import platform
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from regard.kernels import native
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = ("portable", "avx2", "avx512", "avx512bf16")
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def load_native_anew() -> ModuleType:
+    """A second copy of the module, as the first import of regard would see it now."""
+    spec = importlib.util.spec_from_file_location("native_anew", native.__file__)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- what it can run --------------------------------------------------------------------------------------------------
+
+
+def test_instruction_sets_go_from_the_weakest_to_the_best():
+    sets = native.instruction_sets()
+    assert sets == NAMES[: len(sets)]
+    assert bool(sets) == native.built()
+
+
+def test_instruction_sets_agree_with_the_kernel_of_the_system():
+    """A second derivation: Linux lists the flags that the processor has and the system allows."""
+    best = 0
+    if platform.machine() == "x86_64" and Path("/proc/cpuinfo").exists():
+        flags = set(re.findall(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)[0].split())
+        needs = ({"avx2", "fma", "f16c"}, {"avx512f", "avx512bw", "avx512dq", "avx512vl"}, {"avx512_bf16"})
+        while best < len(needs) and needs[best] <= flags:
+            best += 1
+        expected = NAMES[: best + 1]
+    else:
+        expected = native.instruction_sets()
+    assert native.instruction_sets() in ((), expected)
+
+
+def test_every_instruction_set_of_this_machine_can_be_forced():
+    code = "from regard.kernels import native; print(native.instruction_set())"
+    for name in native.instruction_sets():
+        assert run(code, REGARD_ISA=name).stdout.strip() == name
+    if native.built():
+        assert run(code, REGARD_ISA="").stdout.strip() == native.instruction_sets()[-1]
+
+
+@pytest.mark.parametrize("name", ["mmx", "AVX2", *NAMES])
+def test_what_this_machine_cannot_run_is_refused(name):
+    code = (
+        "from regard.kernels import native\n"
+        "try: print('runs', native.instruction_set())\n"
+        "except (ValueError, RuntimeError) as error: print(type(error).__name__, error)"
+    )
+    answer = run(code, REGARD_ISA=name).stdout.strip()
+    here = native.instruction_sets()
+    if name in here:
+        assert answer == f"runs {name}"
+    elif native.built():
+        assert answer == (
+            f"ValueError REGARD_ISA={name} cannot be honoured: this machine can run {', '.join(here)} "
+            f"(known names: {', '.join(NAMES)})"
+        )
+    else:
+        assert answer.startswith("RuntimeError no instruction set is in use")
+
+
+# --- attention is another matter --------------------------------------------------------------------------------------
+
+
+def test_a_built_module_does_not_pretend_to_have_attention():
+    assert not native.available()
+    expected = "not part of this version" if native.built() else "was not built"
+    assert expected in native.refusal()
+    assert "\n" not in native.refusal()
+
+
+# --- without the module -----------------------------------------------------------------------------------------------
+
+
+def test_without_the_module_regard_warns_once_and_runs():
+    code = (
+        "import sys, warnings; sys.modules['regard._native'] = None\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    import regard, importlib, torch\n"
+        "    from regard.kernels import native\n"
+        "    x = torch.ones(1, 1, 2, 3)\n"
+        "    out = regard.attention(x, x, x)\n"
+        "print([str(w.message) for w in caught if w.category is RuntimeWarning])\n"
+        "print(native.built(), torch.equal(out, x))"
+    )
+    result = run(code)
+    assert result.returncode == 0, result.stderr
+    warned, state = result.stdout.splitlines()
+    assert warned.count("the native module of regard was not built") == 1
+    assert state == "False True"
+
+
+def test_the_missing_module_is_reported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "regard._native", None)
+    with pytest.warns(RuntimeWarning, match="^the native module of regard was not built: everything runs on") as caught:
+        pure = load_native_anew()
+    assert len(caught) == 1
+    assert not pure.built()
+    assert pure.refusal() == "the native module of regard was not built"
+    assert pure.instruction_sets() == ()
+    with pytest.raises(RuntimeError, match="no instruction set is in use: the native module"):
+        pure.instruction_set()
+
+
+def test_a_module_that_does_not_load_is_told_from_one_that_is_missing(monkeypatch):
+    def broken(name: str) -> ModuleType:
+        raise ImportError(f"{name}: undefined symbol")
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    with pytest.warns(RuntimeWarning, match=r"built but cannot be loaded \(regard._native: undefined symbol\)"):
+        assert not load_native_anew().built()
+
+
+def test_a_present_module_is_used_without_a_word(monkeypatch, recwarn):
+    fake = ModuleType("regard._native")
+    fake.instruction_sets = lambda: ["portable", "avx2"]  # type: ignore[attr-defined]
+    fake.chosen = lambda: "avx2"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "regard._native", fake)
+    module = load_native_anew()
+    assert not recwarn
+    assert module.built()
+    assert module.instruction_sets() == ("portable", "avx2")
+    assert module.instruction_set() == "avx2"
+    assert module.refusal() == "the native attention kernel is not part of this version"
+
+
+# --- real builds ------------------------------------------------------------------------------------------------------
+
+
+def wheel(folder: Path, **environment: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Build a wheel of this project without a network; the result and the names of the files inside."""
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
+    result = subprocess.run(
+        [*command, "--wheel-dir", str(folder), str(ROOT)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    names = [name for path in folder.glob("*.whl") for name in zipfile.ZipFile(path).namelist()]
+    return result, names
+
+
+NO_COMPILER = {"CC": "/nonexistent/cc", "CXX": "/nonexistent/c++"}
+
+
+@pytest.mark.full
+def test_without_a_compiler_the_pure_package_is_built(tmp_path):
+    result, names = wheel(tmp_path, REGARD_NATIVE="", **NO_COMPILER)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert [path.name.endswith("-py3-none-any.whl") for path in tmp_path.iterdir()] == [True]
+    assert "regard/__init__.py" in names
+    assert not [name for name in names if "_native" in name]
+
+
+@pytest.mark.full
+def test_a_required_native_module_that_cannot_be_built_is_an_error(tmp_path):
+    result, names = wheel(tmp_path, REGARD_NATIVE="required", **NO_COMPILER)
+    assert result.returncode != 0
+    assert names == []
+
+
+@pytest.mark.full
+def test_the_wheel_holds_every_file_of_the_package(tmp_path):
+    result, names = wheel(tmp_path, REGARD_NATIVE="required" if native.built() else "off")
+    assert result.returncode == 0, result.stdout + result.stderr
+    package = ROOT / "src" / "regard"
+    expected = {
+        "regard/" + path.relative_to(package).as_posix()
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    inside = {name for name in names if name.startswith("regard/")}
+    assert inside - expected == {name for name in inside if name.startswith("regard/_native.")}
+    assert expected <= inside
+    assert any(name.startswith("regard/_native.") for name in inside) == native.built()
