@@ -1,0 +1,80 @@
+"""Relative positions on a grid: one table for rows and one for columns, with or without the query."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from regard.positions.common import check_heads, check_offset, check_scale, check_width, learned, reset, table_dtype
+from regard.positions.relative_keys import query_table
+from regard.scores import Bias, RelativeTerm, positions_2d
+from regard.shapes import integer
+
+
+class Grid(nn.Module, Bias):
+    """``bias[h, i, j] = y[h, δ₁] + x[h, δ₂]``, and with d also ``+ scale · q_i · (r^y_{h, δ₁} + r^x_{h, δ₂})``.
+
+    δ = key − query = (δ₁ rows down, δ₂ columns right) on a ``height × width`` grid read row by row. Learned:
+
+        y [heads, 2·height − 1]   key_y [heads, 2·height − 1, d]      column (row) height − 1 is δ₁ = 0
+        x [heads, 2·width − 1]    key_x [heads, 2·width − 1, d]       column (row) width − 1 is δ₂ = 0
+
+    Separable: heights and widths add instead of multiplying, in parameters and in memory. key_y and key_x hold
+    r^y and r^x; q is ``[B, H, n, d]``.
+
+    - the grid is the last height·width keys; there must be that many. Keys before it (class tokens) stand nowhere, and
+      so do queries that stand before or after the grid; a pair with one of them gets 0.
+    - ``scale=None`` is 1/√d; without d there is nothing to scale, and a scale is refused.
+    - all start as N(0, 0.02²). ``offset=None`` is m − n: the last query stands at the last key.
+
+    >>> import torch
+    >>> grid = Grid(2, 3, heads=1)
+    >>> bias = grid.dense(torch.zeros(1, 1, 7, 8), 7)[0, 0]  # a class token and six cells
+    >>> bool((bias[0] == 0).all()), bool(bias[1, 6] == grid.y[0, 1 + 1] + grid.x[0, 2 + 2])
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        height: int,
+        width: int,
+        heads: int,
+        d: int | None = None,
+        scale: float | None = None,
+        offset: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.height, self.width = integer("height", height, least=1), integer("width", width, least=1)
+        self.heads = integer("heads", heads, least=1)
+        self.offset = check_offset(offset)
+        self.d = None if d is None else integer("d", d, least=1)
+        if d is None and scale is not None:
+            raise ValueError(f"scale is {scale}, but without d there is no product with the query to scale; give d too")
+        self.scale = None if d is None else check_scale(scale, d)
+        self.y, self.x = learned(heads, 2 * height - 1), learned(heads, 2 * width - 1)
+        self.key_y = None if d is None else learned(heads, 2 * height - 1, d)
+        self.key_x = None if d is None else learned(heads, 2 * width - 1, d)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        reset(*self.parameters())
+
+    def terms(self, q: Tensor, m: int) -> tuple[RelativeTerm, ...]:
+        check_heads(self, self.heads, q)
+        if self.d is not None:
+            check_width(self, self.d, q)
+        on_y, on_x = positions_2d(q.shape[2], m, self.height, self.width, self.offset, q.device)
+        return (
+            RelativeTerm(self._table(q, self.y, self.key_y), *on_y, 1 - self.height),
+            RelativeTerm(self._table(q, self.x, self.key_x), *on_x, 1 - self.width),
+        )
+
+    def _table(self, q: Tensor, plain: Tensor, vectors: Tensor | None) -> Tensor:
+        """One axis: ``[1, H, 1, T]``, or ``[B, H, n, T]`` where the query takes part."""
+        table = plain.to(device=q.device, dtype=table_dtype(q))[None, :, None]
+        return table if vectors is None or self.scale is None else table + query_table(q, vectors, self.scale)
+
+    def extra_repr(self) -> str:
+        said = f"{self.height}, {self.width}, heads={self.heads}"
+        if self.scale is not None:
+            said += f", d={self.d}, scale={self.scale:.6g}"
+        return said if self.offset is None else f"{said}, offset={self.offset}"

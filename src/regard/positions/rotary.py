@@ -1,0 +1,178 @@
+"""Rotary positions: queries and keys are turned by their place, so that their products see only the distance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.positions.common import check_floating, check_whole, finite_tensor
+from regard.shapes import integer, number
+from regard.values import value
+
+LAYOUTS = ("halves", "pairs")
+
+
+class Scaling:
+    """A change of the frequencies that stretches the reach of ``Rotary``: ``frequencies [r/2] → [r/2]``."""
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        raise TypeError(f"{type(self).__name__} must say how it changes frequencies")
+
+
+@value
+@dataclass(frozen=True)
+class LinearScaling(Scaling):
+    """``θ_i → θ_i / factor``: the same as dividing every position by ``factor`` (position interpolation).
+
+    >>> LinearScaling(4.0)(torch.tensor([1.0, 0.01]))
+    tensor([0.2500, 0.0025])
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _check_factor(self.factor)
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        return frequencies / self.factor
+
+
+@value
+@dataclass(frozen=True)
+class NTKScaling(Scaling):
+    """``base → base · factor^{r/(r−2)}``, that is ``θ_i → θ_i · factor^{−2i/(r−2)}``.
+
+    The fastest pair stays as it is and the slowest turns ``factor`` times slower. r must be at least 4: a single pair
+    is fastest and slowest at once.
+
+    >>> NTKScaling(4.0)(torch.tensor([1.0, 0.01]))
+    tensor([1.0000, 0.0025])
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _check_factor(self.factor)
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        pairs = frequencies.shape[-1]
+        if pairs < 2:
+            raise ValueError("with 2 turned features NTKScaling is factor^{2/0}, which is undefined; rotate at least 4")
+        i = torch.arange(pairs, dtype=frequencies.dtype, device=frequencies.device)
+        return frequencies * float(self.factor) ** (-i / (pairs - 1))
+
+
+def _check_factor(factor: float) -> None:
+    if not 0 < number("factor", factor) < float("inf"):
+        raise ValueError(f"factor must be a finite number > 0, got {factor}")
+
+
+@value
+@dataclass(frozen=True, eq=False)
+class Rotary:
+    """``(x_a, x_b) → c · (x_a cos pθ_i − x_b sin pθ_i, x_a sin pθ_i + x_b cos pθ_i)``,  ``θ_i = base^{−2i/r}``.
+
+    Each pair i of the first r features of x ``[*, H, n, d]`` is turned by its position p times its frequency θ_i, so
+    that ⟨R_i q, R_j k⟩ depends on j − i alone; features r … d − 1 are left as they are. Apply it to q and to k.
+
+    - ``layout``: ``"halves"`` pairs feature i with i + r/2 (Llama, GPT-NeoX), ``"pairs"`` 2i with 2i + 1 (GPT-J, the
+      original). One is the other after a permutation of features; weights trained with one need that one.
+    - ``rotate``: r, even, from 2 to d; None is d.
+    - ``scaling``: a ``LinearScaling``, an ``NTKScaling``, or a tuple of them; applied in turn to θ.
+    - ``frequencies [r/2]``: θ itself instead of ``base^{−2i/r}``, for schemes with a law of their own.
+    - ``attention_factor``: c, which multiplies what is turned (YaRN); 1 keeps lengths.
+    - positions are start … start + n − 1, or ``at``: whole numbers ``[n]`` or ``[*, n]``, one row of them a batch entry
+      (left padding), the same for all heads. Negative positions turn backwards.
+    - angles, sines and cosines are computed in float64, products in at least float32; the result has x's dtype.
+
+    >>> rotary = Rotary(4)
+    >>> q, k = torch.randn(2, 1, 1, 4, dtype=torch.float64)
+    >>> near, far = ((rotary(q, start=i) * rotary(k, start=i + 3)).sum() for i in (0, 1000))
+    >>> torch.testing.assert_close(near, far)
+    """
+
+    d: int
+    base: float = 10000.0
+    layout: str = "halves"
+    rotate: int | None = None
+    scaling: Scaling | tuple[Scaling, ...] | None = None
+    frequencies: Tensor | None = None
+    attention_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        integer("d", self.d, least=1)
+        if not 0 < number("base", self.base) < float("inf"):
+            raise ValueError(f"base must be a finite number > 0, got {self.base}")
+        if self.layout not in LAYOUTS:
+            raise ValueError(f'layout must be "halves" or "pairs", got {self.layout!r}')
+        if self.rotate is None and self.d % 2:
+            raise ValueError(f"d is {self.d}; features turn in pairs: give an even d, or rotate={self.d - 1} of them")
+        if self.rotate is not None and (integer("rotate", self.rotate) % 2 or not 2 <= self.rotate <= self.d):
+            raise ValueError(f"rotate must be an even number from 2 to d={self.d}, got {self.rotate}")
+        for part in self._scalings():
+            if not isinstance(part, Scaling):
+                raise TypeError(f"scaling must be LinearScaling(…), NTKScaling(…) or a tuple of them, got {part!r}")
+        if self.frequencies is not None:
+            theta = finite_tensor("frequencies", self.frequencies)
+            if tuple(theta.shape) != (self.width // 2,):
+                raise ValueError(
+                    f"frequencies has shape {list(theta.shape)}; it must be [{self.width // 2}], one a pair"
+                )
+            object.__setattr__(self, "frequencies", theta)
+        if not abs(number("attention_factor", self.attention_factor)) < float("inf"):
+            raise ValueError(f"attention_factor must be a finite number, got {self.attention_factor}")
+        self.inverse_frequencies()  # refuses a scaling that does not fit now, not at the first call
+
+    @property
+    def width(self) -> int:
+        """r: how many features turn."""
+        return self.d if self.rotate is None else self.rotate
+
+    def _scalings(self) -> tuple[Scaling, ...]:
+        return () if self.scaling is None else self.scaling if isinstance(self.scaling, tuple) else (self.scaling,)
+
+    def inverse_frequencies(self, device: torch.device | str | None = None) -> Tensor:
+        """θ ``[r/2]`` in float64, scaled; radians a position. A subclass may give its own."""
+        if self.frequencies is None:
+            exponent = -torch.arange(0, self.width, 2, dtype=torch.float64, device=device) / self.width
+            theta = float(self.base) ** exponent
+        else:
+            theta = self.frequencies.to(device=device, dtype=torch.float64)
+        for scaling in self._scalings():
+            theta = scaling(theta)
+        return theta
+
+    def __call__(self, x: Tensor, at: Tensor | None = None, start: int = 0) -> Tensor:
+        """Turn ``x [*, H, n, d]``: row j by position start + j, or by ``at``."""
+        check_floating("x", x)
+        if x.ndim < 3 or x.shape[-1] != self.d:
+            raise ValueError(f"x has shape {list(x.shape)}; this Rotary turns [*, heads, n, {self.d}]")
+        home = torch.device("cpu") if x.device.type == "mps" else x.device  # mps has no float64
+        angle = self._positions(x, at, start, home).unsqueeze(-1) * self.inverse_frequencies(home)
+        work = torch.promote_types(x.dtype, torch.float32)
+        cos, sin = ((wave * self.attention_factor).to(x.device, work) for wave in (angle.cos(), angle.sin()))
+        turning, rest = x[..., : self.width].to(work), x[..., self.width :]
+        if self.layout == "halves":
+            a, b = turning.chunk(2, dim=-1)
+            turned = torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+        else:
+            a, b = turning[..., 0::2], turning[..., 1::2]
+            turned = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+        return torch.cat([turned.to(x.dtype), rest], dim=-1)
+
+    def _positions(self, x: Tensor, at: Tensor | None, start: int, device: torch.device) -> Tensor:
+        """Positions as float64, broadcastable to ``[*, H, n]``."""
+        n, batch = x.shape[-2], x.shape[:-3]
+        integer("start", start, least=None)
+        if at is None:
+            return torch.arange(n, dtype=torch.float64, device=device) + start
+        check_whole("at", at)
+        if start != 0:
+            raise ValueError(f"at says every position already, so start must be 0, got {start}")
+        fits = at.ndim >= 1 and at.shape[-1] == n and at.ndim - 1 <= len(batch)
+        if not fits or any(a not in (1, b) for a, b in zip(reversed(at.shape[:-1]), reversed(batch), strict=False)):
+            raise ValueError(f"at has shape {list(at.shape)}; for x {list(x.shape)} it must be [{n}] or {[*batch, n]}")
+        at = at.to(device=device, dtype=torch.float64)
+        return at if at.ndim == 1 else at.unsqueeze(-2)

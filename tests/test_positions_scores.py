@@ -1,0 +1,375 @@
+"""Positions added to scores: each equals its n × n formula in float64, learns, stays small, refuses what is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from regard.positions import ALiBi, Grid, Quadratic, RelativeKeys, RelativeTable, T5Buckets, published_slopes
+from regard.scores import Bias, SumOfBiases
+
+F64 = torch.float64
+EXACT = {"rtol": 0.0, "atol": 1e-12}
+B, H, D = 2, 3, 5
+LINES = [(5, 7), (7, 5), (11, 11), (1, 13), (13, 1), (1, 1), (0, 5), (5, 0), (0, 0)]
+OFFSETS = [None, 0, -3, 4]
+
+
+def queries(n: int, d: int = D, heads: int = H) -> Tensor:
+    return torch.randn(B, heads, n, d, dtype=F64)
+
+
+def plain(q: Tensor, m: int, offset: int | None, entry: Callable[[int, int, int, int, int], object]) -> Tensor:
+    """``bias[b, h, i, j] = entry(b, h, i, j, δ)``, δ = j − (i + offset), one number after the other."""
+    batch, heads, n, _ = q.shape
+    shift = m - n if offset is None else offset
+    rows = [
+        torch.as_tensor(entry(b, h, i, j, j - (i + shift)), dtype=F64)
+        for b in range(batch)
+        for h in range(heads)
+        for i in range(n)
+        for j in range(m)
+    ]
+    return torch.stack(rows).reshape(batch, heads, n, m) if rows else torch.zeros(batch, heads, n, m, dtype=F64)
+
+
+def assert_same(bias: Bias, q: Tensor, m: int, expected: Tensor) -> None:
+    dense = bias.dense(q, m)
+    assert dense.dtype == F64
+    torch.testing.assert_close(dense.detach().expand(expected.shape), expected.detach(), **EXACT)
+
+
+def spread(module: nn.Module) -> None:
+    """Parameters of order 1 in float64, so that an error of 1e-12 is one of rounding."""
+    module.double()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+
+
+# --- on a line -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize("n, m", LINES)
+def test_schemes_on_a_line_are_their_formulas(n: int, m: int, offset: int | None) -> None:
+    q, c = queries(n), 2
+    slopes = torch.randn(H, dtype=F64)
+    assert_same(ALiBi(slopes, offset=offset), q, m, plain(q, m, offset, lambda b, h, i, j, δ: -slopes[h] * abs(δ)))
+    usual = [2.0**-4, 2.0**-8, 2.0**-2]
+    assert_same(ALiBi(offset=offset), q, m, plain(q, m, offset, lambda b, h, i, j, δ: -usual[h] * abs(δ)))
+
+    spread(table := RelativeTable(H, c, offset=offset))
+    expected = plain(q, m, offset, lambda b, h, i, j, δ: table.weight[h, max(-c, min(c, δ)) + c])
+    assert_same(table, q, m, expected)
+
+    spread(shared := RelativeKeys(D, c, offset=offset))
+    expected = plain(
+        q, m, offset, lambda b, h, i, j, δ: q[b, h, i] @ shared.weight[0, max(-c, min(c, δ)) + c] / math.sqrt(D)
+    )
+    assert_same(shared, q, m, expected)
+
+    spread(own := RelativeKeys(D, c, heads=H, scale=0.7, offset=offset))
+    expected = plain(q, m, offset, lambda b, h, i, j, δ: 0.7 * (q[b, h, i] @ own.weight[h, max(-c, min(c, δ)) + c]))
+    assert_same(own, q, m, expected)
+
+    for bidirectional in (True, False):
+        spread(t5 := T5Buckets(H, buckets=8, max_distance=7, bidirectional=bidirectional, offset=offset))
+        expected = plain(q, m, offset, lambda b, h, i, j, δ: t5.weight[exact_bucket(δ, 8, 7, t5.bidirectional), h])
+        assert_same(t5, q, m, expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(0, 6),
+    m=st.integers(0, 6),
+    c=st.integers(0, 8),
+    offset=st.none() | st.integers(-20, 20),
+    seed=st.integers(0, 2**31),
+)
+def test_sums_of_random_schemes(n: int, m: int, c: int, offset: int | None, seed: int) -> None:
+    torch.manual_seed(seed)
+    q, slopes = queries(n), torch.randn(H, dtype=F64)
+    spread(table := RelativeTable(H, c, offset=offset))
+    spread(keys := RelativeKeys(D, c, offset=offset))
+
+    def entry(b: int, h: int, i: int, j: int, δ: int) -> Tensor:
+        at = max(-c, min(c, δ)) + c
+        return -slopes[h] * abs(δ) + table.weight[h, at] + q[b, h, i] @ keys.weight[0, at] / math.sqrt(D)
+
+    both = ALiBi(slopes, offset=offset) + table + keys
+    assert isinstance(both, SumOfBiases) and len(both.terms(q, m)) == 3
+    assert_same(both, q, m, plain(q, m, offset, entry))
+
+
+def test_published_slopes() -> None:
+    assert published_slopes(1) == [2.0**-8]
+    assert published_slopes(8) == [2.0**-h for h in range(1, 9)]
+    assert published_slopes(16) == [2.0 ** (-h / 2) for h in range(1, 17)]
+    assert published_slopes(12) == published_slopes(8) + published_slopes(16)[0:8:2]
+    assert published_slopes(5) == published_slopes(4) + published_slopes(8)[:1]
+    assert published_slopes(7) == published_slopes(4) + published_slopes(8)[0:6:2]
+
+
+def test_alibi_is_a_value() -> None:
+    assert repr(ALiBi()) == "ALiBi()"
+    assert repr(ALiBi([0.5, 1 / 3], offset=-2)) == "ALiBi(slopes=[0.5, 0.3333], offset=-2)"
+    assert repr(ALiBi(heads=3)) == "ALiBi(heads=3)"
+    slopes = torch.tensor([1, 2, 3])  # whole numbers are numbers
+    a = ALiBi(slopes)
+    leaves, tree = pytree.tree_flatten(a)
+    assert len(leaves) == 1 and torch.equal(
+        pytree.tree_unflatten(leaves, tree).dense(queries(2), 3), a.dense(queries(2), 3)
+    )
+    with pytest.raises(AttributeError):
+        a.offset = 3  # type: ignore[misc]
+
+
+# --- T5's buckets ----------------------------------------------------------------------------------------------------
+
+
+def exact_bucket(δ: int, buckets: int, max_distance: int, bidirectional: bool) -> int:
+    """The bucket in whole numbers: ln(t/e)/ln(M/e)·(b − e) ≥ s exactly where (t/e)^(b − e) ≥ (M/e)^s."""
+    side, first = (buckets // 2, buckets // 2 if δ > 0 else 0) if bidirectional else (buckets, 0)
+    t = abs(δ) if bidirectional else max(-δ, 0)
+    e = side // 2
+    if t < e:
+        return first + t
+    power = Fraction(t, e) ** (side - e)
+    return first + e + max(s for s in range(side - e) if power >= Fraction(max_distance, e) ** s)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("buckets, far", [(32, 128), (32, 256), (64, 128), (16, 64), (8, 1000), (4, 5), (14, 13)])
+def test_buckets_and_where_their_table_ends(buckets: int, far: int, bidirectional: bool) -> None:
+    δ = torch.arange(-2 * far, 2 * far + 1)
+    expected = [exact_bucket(x, buckets, far, bidirectional) for x in δ.tolist()]
+    assert T5Buckets.bucket(δ, buckets, far, bidirectional).tolist() == expected
+    t5 = T5Buckets(H, buckets, far, bidirectional)
+    last = t5.first + len(t5.columns) - 1
+    clamped = δ.clamp(t5.first, last) - t5.first
+    assert [t5.columns[x] for x in clamped.tolist()] == expected  # the table says it all
+    assert t5.columns[0] != t5.columns[1] and t5.columns[-1] != t5.columns[-2]  # and no column in vain
+    assert -far <= t5.first < 0 and last == (-t5.first if bidirectional else 0)
+
+
+def test_t5_reaches_its_last_bucket_where_t5_does() -> None:
+    bucket = T5Buckets.bucket(torch.tensor([-90, -91, -128, -(10**6), 90, 91, 10**6]))
+    assert bucket.tolist() == [14, 15, 15, 15, 30, 31, 31]
+    decoder = T5Buckets.bucket(torch.tensor([10**6, 1, 0, -112, -113, -(10**6)]), bidirectional=False)
+    assert decoder.tolist() == [0, 0, 0, 30, 31, 31]
+    assert T5Buckets.bucket(torch.tensor([[3], [-3]], dtype=torch.int32)).tolist() == [[19], [3]]
+    assert T5Buckets(2, bidirectional=False).first == -113 and T5Buckets(2).first == -91
+    # Powers of two sit on the borders of buckets: the logarithm in float32 must not fall short of them.
+    assert T5Buckets.bucket(-torch.tensor([15, 16, 31, 32, 63, 64])).tolist() == [9, 10, 11, 12, 13, 14]
+
+
+# --- on a grid -------------------------------------------------------------------------------------------------------
+
+GRIDS = [(2, 3, 0, None), (3, 2, 1, None), (1, 5, 2, None), (5, 1, 0, 0), (2, 3, 1, -2), (2, 2, 3, 5), (1, 1, 0, None)]
+
+
+def on_grid(h: int, w: int, q: Tensor, m: int, offset: int | None, entry: Callable[..., object]) -> Tensor:
+    """``entry(b, h, i, δ₁, δ₂)`` where query and key both stand on the grid, else 0."""
+    start = m - h * w
+
+    def one(b: int, head: int, i: int, j: int, δ: int) -> object:
+        query, key = j - δ - start, j - start
+        if not (0 <= query < h * w and 0 <= key < h * w):
+            return 0.0
+        return entry(b, head, i, key // w - query // w, key % w - query % w)
+
+    return plain(q, m, offset, one)
+
+
+@pytest.mark.parametrize("n_less", [-2, 0, 3, None])
+@pytest.mark.parametrize("h, w, prefix, offset", GRIDS)
+def test_schemes_on_a_grid_are_their_formulas(
+    h: int, w: int, prefix: int, offset: int | None, n_less: int | None
+) -> None:
+    m = h * w + prefix
+    q = queries(0 if n_less is None else max(m - n_less, 0))
+
+    spread(grid := Grid(h, w, H, offset=offset))
+    expected = on_grid(h, w, q, m, offset, lambda b, k, i, y, x: grid.y[k, y + h - 1] + grid.x[k, x + w - 1])
+    assert_same(grid, q, m, expected)
+
+    for scale in (None, 0.3):
+        spread(met := Grid(h, w, H, d=D, scale=scale, offset=offset))
+        assert met.key_y is not None and met.key_x is not None
+
+        def entry(b: int, k: int, i: int, y: int, x: int, s: float | None = scale, g: Grid = met) -> Tensor:
+            assert g.key_y is not None and g.key_x is not None
+            r = g.key_y[k, y + h - 1] + g.key_x[k, x + w - 1]
+            return g.y[k, y + h - 1] + g.x[k, x + w - 1] + (D**-0.5 if s is None else s) * (q[b, k, i] @ r)
+
+        assert_same(met, q, m, on_grid(h, w, q, m, offset, entry))
+
+    spread(bowl := Quadratic(h, w, H, offset=offset))
+    a, c = bowl.alpha, bowl.centers
+    expected = on_grid(h, w, q, m, offset, lambda b, k, i, y, x: -a[k] * ((y - c[k, 0]) ** 2 + (x - c[k, 1]) ** 2))
+    assert_same(bowl, q, m, expected)
+
+
+def test_quadratic_is_a_product_of_width_three() -> None:
+    bowl = Quadratic(3, 5, H, alpha=[0.5, 1.0, -2.0]).double()
+    δ = torch.tensor([(y, x) for y in range(-2, 3) for x in range(-4, 5)], dtype=F64)
+    v, r = bowl.vectors(), bowl.features(δ)
+    assert v.shape == (H, 3) and r.shape == (45, 3)
+    whole = -bowl.alpha.unsqueeze(-1) * ((δ - bowl.centers.unsqueeze(1)) ** 2).sum(-1)
+    constant = -bowl.alpha * (bowl.centers**2).sum(-1)
+    torch.testing.assert_close(v @ r.T + constant.unsqueeze(-1), whole, **EXACT)
+
+
+def test_quadratic_first_values() -> None:
+    centers = torch.randn(H, 2, dtype=F64)
+    bowl = Quadratic(3, 5, H, centers=centers, alpha=46)
+    assert torch.equal(bowl.centers, centers) and bowl.centers.data_ptr() != centers.data_ptr()
+    assert bowl.alpha.tolist() == [46.0] * H and bowl.alpha.dtype == torch.get_default_dtype()
+    torch.manual_seed(0)
+    drawn = Quadratic(3, 5, 5003).centers.detach()
+    assert abs(float(drawn.var()) - 2.0) < 0.1 and abs(float(drawn.mean())) < 0.1
+
+
+# --- what holds for all ----------------------------------------------------------------------------------------------
+
+LEARNED: list[Callable[[], nn.Module]] = [
+    lambda: T5Buckets(H, buckets=8, max_distance=7),
+    lambda: T5Buckets(H, buckets=8, max_distance=7, bidirectional=False, offset=2),
+    lambda: RelativeTable(H, 2),
+    lambda: RelativeKeys(D, 2),
+    lambda: RelativeKeys(D, 2, heads=H, offset=-1),
+    lambda: Grid(2, 3, H),
+    lambda: Grid(2, 3, H, d=D),
+    lambda: Quadratic(2, 3, H),
+]
+
+
+@pytest.mark.parametrize("make", LEARNED)
+def test_learned_schemes_learn_travel_and_compile(make: Callable[[], nn.Module]) -> None:
+    bias, other = make(), make()
+    assert isinstance(bias, Bias)
+    spread(bias)
+    n, m = 5, 7
+    q = queries(n).requires_grad_()
+    inputs = (
+        (*bias.parameters(), q) if isinstance(bias, RelativeKeys) or getattr(bias, "d", None) else (*bias.parameters(),)
+    )
+    assert torch.autograd.gradcheck(lambda *_: bias.dense(q, m), inputs)
+    other.double().load_state_dict(bias.state_dict())
+    assert torch.equal(other.dense(q, m), bias.dense(q, m))  # type: ignore[operator]
+    compiled = torch.compile(lambda q: bias.dense(q, m), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(q), bias.dense(q, m), **EXACT)
+    two = bias + bias
+    torch.testing.assert_close(two.dense(q, m), 2 * bias.dense(q, m), **EXACT)
+    assert repr(bias).startswith(type(bias).__name__ + "(") and "\n" not in repr(bias)
+
+
+def test_gradients_reach_slopes() -> None:
+    slopes = torch.randn(H, dtype=F64, requires_grad=True)
+    q = queries(5)
+    assert torch.autograd.gradcheck(lambda s: ALiBi(s, offset=1).dense(q, 7), (slopes,))
+    compiled = torch.compile(lambda s, q: (ALiBi(s) + ALiBi()).dense(q, 7), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(slopes, q), (ALiBi(slopes) + ALiBi()).dense(q, 7), **EXACT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_tables_are_small_and_fine(dtype: torch.dtype) -> None:
+    n, m, h, w = 1009, 1021, 29, 31
+    q = torch.randn(B, H, n, D).to(dtype)
+    shapes: list[tuple[Bias, list[tuple[int, ...]]]] = [
+        (ALiBi(), [(1, H, 1, n + m + 1)]),
+        (T5Buckets(H), [(1, H, 1, 2 * 91 + 1)]),
+        (T5Buckets(H, bidirectional=False), [(1, H, 1, 113 + 1)]),
+        (RelativeTable(H, 17), [(1, H, 1, 35)]),
+        (RelativeKeys(D, 17), [(B, H, n, 35)]),
+        (RelativeKeys(D, 17, heads=H), [(B, H, n, 35)]),
+        (Grid(h, w, H), [(1, H, 1, 2 * h - 1), (1, H, 1, 2 * w - 1)]),
+        (Grid(h, w, H, d=D), [(B, H, n, 2 * h - 1), (B, H, n, 2 * w - 1)]),
+        (Quadratic(h, w, H), [(1, H, 1, 2 * h - 1), (1, H, 1, 2 * w - 1)]),
+    ]
+    for bias, expected in shapes:
+        terms = bias.terms(q, m)
+        assert [tuple(term.table.shape) for term in terms] == expected
+        assert all(term.table.dtype == torch.float32 for term in terms)  # bfloat16 knows no distance of 1,001
+        assert all(term.query_at.shape == (n,) and term.key_at.shape == (m,) for term in terms)
+    far = ALiBi([1.0] * H).terms(q, m)[0]
+    assert far.table[0, 0, 0, 1001 - far.first] == -1001
+
+
+def test_autocast_keeps_tables_in_float32() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (term,) = RelativeKeys(D, 2).terms(torch.randn(B, H, 3, D), 3)
+    assert term.table.dtype == torch.float32
+
+
+def test_representations_say_how_it_was_made() -> None:
+    assert repr(T5Buckets(2)) == "T5Buckets(heads=2, buckets=32, max_distance=128, bidirectional=True)"
+    assert repr(RelativeTable(2, 3, offset=1)) == "RelativeTable(heads=2, max_distance=3, offset=1)"
+    assert repr(RelativeKeys(4, 3)) == "RelativeKeys(d=4, max_distance=3, heads=None, scale=0.5)"
+    assert repr(Grid(2, 3, 4, d=4, offset=0)) == "Grid(2, 3, heads=4, d=4, scale=0.5, offset=0)"
+    assert repr(Quadratic(2, 3, 4)) == "Quadratic(2, 3, heads=4)"
+    assert repr(T5Buckets(2, offset=0)).endswith("offset=0)") and repr(RelativeKeys(4, 3, offset=0)).endswith(
+        "offset=0)"
+    )
+    assert repr(Quadratic(2, 3, 4, offset=0)).endswith("offset=0)")
+
+
+q3 = torch.zeros(1, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    "wrong, error, says",
+    [
+        (lambda: ALiBi([0.5, math.nan]), ValueError, "slopes must be finite numbers, got .*nan"),
+        (lambda: ALiBi(torch.tensor([math.inf])), ValueError, "slopes must be finite"),
+        (lambda: ALiBi(0.5), TypeError, "slopes must be a tensor or a sequence of numbers, got 0.5"),
+        (lambda: ALiBi("steep"), TypeError, "slopes must be .* got 'steep'"),
+        (lambda: ALiBi(["steep"]), TypeError, "slopes must be .* got .*steep"),
+        (lambda: ALiBi(torch.tensor([True])), TypeError, "slopes must be real numbers, got torch.bool"),
+        (lambda: ALiBi([]), ValueError, r"slopes has shape \[0\]; it must be \[H\]"),
+        (lambda: ALiBi([[1.0]]), ValueError, r"slopes has shape \[1, 1\]"),
+        (lambda: ALiBi([1.0, 2.0], heads=3), ValueError, "slopes has 2 entries, but heads=3"),
+        (lambda: ALiBi(heads=0), ValueError, "heads must be at least 1, got 0"),
+        (lambda: ALiBi(offset=0.5), TypeError, "offset must be a whole number, got 0.5"),
+        (lambda: ALiBi([1.0, 2.0]).terms(q3, 4), ValueError, "ALiBi is made for 2 heads, but q has 3"),
+        (lambda: ALiBi(heads=2).terms(q3, 4), ValueError, "ALiBi is made for 2 heads, but q has 3"),
+        (lambda: T5Buckets(0), ValueError, "heads must be at least 1, got 0"),
+        (lambda: T5Buckets(2, buckets=2), ValueError, "buckets must be at least 4, got 2"),
+        (lambda: T5Buckets(2, buckets=7), ValueError, "buckets is 7; .*must be even"),
+        (lambda: T5Buckets(2, max_distance=8), ValueError, "max_distance must be above 8, .*got 8"),
+        (lambda: T5Buckets(2, bidirectional=1), TypeError, "bidirectional must be True or False, got 1"),
+        (lambda: T5Buckets(2).terms(q3, 4), ValueError, "T5Buckets is made for 2 heads, but q has 3"),
+        (lambda: T5Buckets.bucket(torch.ones(2)), TypeError, "distance must be .* whole numbers, got torch.float32"),
+        (lambda: RelativeTable(2, -1), ValueError, "max_distance must be at least 0, got -1"),
+        (lambda: RelativeTable(2, 1).terms(q3, 4), ValueError, "RelativeTable is made for 2 heads, but q has 3"),
+        (lambda: RelativeKeys(5, 1, heads=2).terms(q3, 4), ValueError, "RelativeKeys is made for 2 heads"),
+        (lambda: RelativeKeys(4, 1).terms(q3, 4), ValueError, "RelativeKeys is made for d=4, but q has width 5"),
+        (lambda: RelativeKeys(4, 1, scale=-1.0), ValueError, "scale must be a number ≥ 0.0, got -1.0"),
+        (lambda: RelativeKeys(4, 1, scale=math.inf), ValueError, "scale is inf; .*finite"),
+        (lambda: Grid(0, 3, 2), ValueError, "height must be at least 1, got 0"),
+        (lambda: Grid(2, 3, 2, scale=1.0), ValueError, "scale is 1.0, .*give d too"),
+        (lambda: Grid(2, 3, 3).terms(q3, 4), ValueError, "a 2 × 3 grid has 6 cells, but there are 4 keys"),
+        (lambda: Grid(2, 2, 2).terms(q3, 4), ValueError, "Grid is made for 2 heads, but q has 3"),
+        (lambda: Grid(2, 2, 3, d=4).terms(q3, 4), ValueError, "Grid is made for d=4, but q has width 5"),
+        (lambda: Quadratic(2, 3, 2, centers=[[0, 1]]), ValueError, r"centers has shape \[1, 2\]; it must be \[2, 2\]"),
+        (lambda: Quadratic(2, 3, 2, centers=1.0), TypeError, "centers must be a tensor or a sequence"),
+        (lambda: Quadratic(2, 3, 2, alpha=math.nan), ValueError, "alpha is nan"),
+        (lambda: Quadratic(2, 3, 2, alpha=True), TypeError, "alpha must be a number, got True"),
+        (lambda: Quadratic(2, 3, 2, alpha=[1.0]), ValueError, r"alpha has shape \[1\]; it must be \[2\]"),
+        (lambda: Quadratic(2, 2, 2).terms(q3, 4), ValueError, "Quadratic is made for 2 heads, but q has 3"),
+        (lambda: Quadratic.features(torch.zeros(3)), ValueError, r"delta has shape \[3\]; it must be \[\*, 2\]"),
+        (lambda: ALiBi() + 3.0, TypeError, "unsupported operand"),
+    ],
+)
+def test_schemes_refuse(wrong, error, says) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(error, match=says) as caught:
+        wrong()
+    assert "\n" not in str(caught.value)
