@@ -1,0 +1,99 @@
+"""Weights between torch's own attention and ours, exactly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from regard.nn.multihead import MultiHeadAttention
+
+Layer = TypeVar("Layer", bound="MultiHeadAttention")
+
+__all__ = ["attention_from_torch", "attention_to_torch"]
+
+
+def attention_from_torch(cls: type[Layer], layer: nn.MultiheadAttention) -> Layer:
+    """``W_q, W_k, W_v`` from the packed ``in_proj_weight [3E, E]`` or the three separate ones, each ``[E, …]``."""
+    if not isinstance(layer, nn.MultiheadAttention):
+        raise TypeError(f"from_torch takes an nn.MultiheadAttention, got {type(layer).__name__}")
+    if layer.bias_k is not None:
+        raise ValueError("nn.MultiheadAttention with add_bias_kv=True appends a learned key; this layer has none")
+    if layer.add_zero_attn:
+        raise ValueError("nn.MultiheadAttention with add_zero_attn=True appends a zero key; this layer has none")
+    if layer.kdim != layer.vdim:
+        raise ValueError(f"keys and values come from one context here, but kdim={layer.kdim} and vdim={layer.vdim}")
+    out = layer.out_proj
+    ours = cls(
+        layer.embed_dim,
+        layer.num_heads,
+        d_context=layer.kdim,
+        qkv_bias=layer.in_proj_bias is not None,
+        out_bias=out.bias is not None,
+        dropout=layer.dropout,
+    ).to(out.weight)
+    if layer.in_proj_weight is not None:
+        weights = layer.in_proj_weight.chunk(3)
+    else:
+        weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
+    biases = (None,) * 3 if layer.in_proj_bias is None else layer.in_proj_bias.chunk(3)
+    for projection, weight, bias in zip((ours.q_proj, ours.k_proj, ours.v_proj), weights, biases, strict=True):
+        copy_linear(projection, weight, bias)
+    copy_linear(ours.out_proj, out.weight, out.bias)
+    return ours.train(layer.training)
+
+
+def attention_to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
+    """The way back: packed where D_context = D_in, separate otherwise."""
+    _refuse_what_torch_lacks(layer)
+    projections = (layer.q_proj, layer.k_proj, layer.v_proj)
+    theirs = nn.MultiheadAttention(
+        layer.d_in,
+        layer.heads,
+        dropout=layer.dropout,
+        bias=layer.out_proj.bias is not None,
+        kdim=layer.d_context,
+        vdim=layer.d_context,
+        batch_first=True,
+    ).to(layer.out_proj.weight)
+    with torch.no_grad():
+        if theirs.in_proj_weight is not None:
+            theirs.in_proj_weight.copy_(torch.cat([p.weight for p in projections]))
+        else:
+            for name, projection in zip("qkv", projections, strict=True):
+                getattr(theirs, f"{name}_proj_weight").copy_(projection.weight)
+        if theirs.in_proj_bias is not None:
+            theirs.in_proj_bias.copy_(torch.cat([p.bias for p in projections]))
+    copy_linear(theirs.out_proj, layer.out_proj.weight, layer.out_proj.bias)
+    return theirs.train(layer.training)
+
+
+def copy_linear(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
+    """Copy ``weight [out, in]`` and ``bias [out]`` into a linear map that has the same."""
+    with torch.no_grad():
+        linear.weight.copy_(weight)
+        if bias is not None:
+            linear.bias.copy_(bias)
+
+
+def _refuse_what_torch_lacks(layer: MultiHeadAttention) -> None:
+    width = layer.d_in // layer.heads
+    reasons = {
+        f"kv_heads={layer.kv_heads} of heads={layer.heads}": layer.kv_heads != layer.heads,
+        f"d_key={layer.d_key}, d_value={layer.d_value} (it needs d_in/heads = {layer.d_in}/{layer.heads} for both)": (
+            layer.d_in % layer.heads != 0 or layer.d_key != width or layer.d_value != width
+        ),
+        f"d_out={layer.d_out} ≠ d_in={layer.d_in}": layer.d_out != layer.d_in,
+        "biases on only some projections (qkv_bias and out_bias must be equal)": (
+            (layer.q_proj.bias is None) != (layer.out_proj.bias is None)
+        ),
+        f"position={type(layer.position).__name__}": layer.position is not None,
+        f"scale={layer.scale}": layer.scale is not None and layer.scale != layer.d_key**-0.5,
+        f"softcap={layer.softcap}": layer.softcap is not None,
+        "sinks": layer.sinks is not None,
+    }
+    for reason, refused in reasons.items():
+        if refused:
+            raise ValueError(f"nn.MultiheadAttention cannot hold {reason}")

@@ -1,0 +1,106 @@
+"""The encoder: every position sees every other one; padding is hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Unpack
+
+from torch import Tensor, nn
+
+from regard.masks import Mask
+from regard.nn.block import Block, BlockOptions, make_block
+from regard.nn.multihead import Position
+from regard.nn.norm import LayerNorm, norm_from_torch
+from regard.nn.stack import Observations, PaddingLike, Stack, Tokens, as_mask, as_padding, both, split_position
+from regard.observables import Observe
+from regard.positions import AddedToInput
+from regard.shapes import integer
+
+__all__ = ["Encoder"]
+
+
+class Encoder(Stack):
+    """``x^{l+1} = Block_l(x^l)``, ``y = norm(x^L)``;  self-attention under the key padding mask alone
+
+        x [*B, n, D] (ids [*B, n] with ``vocab``) → y [*B, n, D];      D = d, N_h = heads, L = layers, D_ff = hidden
+
+    The last norm is there in pre-norm stacks, whose residual sum is otherwise never normed. ``hidden`` is 4·D unless
+    given. ``position``: what is added to the input is added once; a ``Rotary`` or a bias on scores goes into the
+    attention of every block, one value (and one learned table) shared by all. Other options are ``make_block``'s.
+    For anything else build the blocks yourself: ``Encoder.of(blocks, norm=…)``.
+
+    >>> import torch
+    >>> Encoder(6, heads=3, layers=2)(torch.zeros(2, 5, 6), padding=[5, 3]).shape
+    torch.Size([2, 5, 6])
+    """
+
+    def __init__(
+        self,
+        d: int,
+        heads: int,
+        layers: int,
+        *,
+        hidden: int | None = None,
+        vocab: int | None = None,
+        position: Position | AddedToInput | None = None,
+        dropout: float = 0.0,
+        **options: Unpack[BlockOptions],
+    ) -> None:
+        added, inside = split_position(position)
+        hidden = 4 * d if hidden is None else hidden
+        super().__init__(
+            [
+                make_block(d, heads, hidden, position=inside, dropout=dropout, **options)
+                for _ in range(integer("layers", layers, least=1))
+            ],
+            norm=last_norm(d, options),
+            tokens=None if vocab is None else Tokens(vocab, d, head=None),
+            position=added,
+            dropout=dropout,
+        )
+
+    @classmethod
+    def of(
+        cls,
+        blocks: Iterable[Block],
+        *,
+        norm: nn.Module | None = None,
+        tokens: Tokens | None = None,
+        position: AddedToInput | None = None,
+        dropout: float = 0.0,
+    ) -> Encoder:
+        """An encoder of blocks already made."""
+        self = cls.__new__(cls)
+        Stack.__init__(self, blocks, norm=norm, tokens=tokens, position=position, dropout=dropout)
+        return self
+
+    @classmethod
+    def from_torch(cls, encoder: nn.TransformerEncoder) -> Encoder:
+        """The same function with the weights of ``nn.TransformerEncoder`` (copies); ours is always batch first.
+
+        At padded positions torch's fused path returns zeros and ours what the formula gives.
+        """
+        norm = norm_from_torch(encoder.norm)
+        return cls.of([Block.from_torch(layer) for layer in encoder.layers], norm=norm).train(encoder.training)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        padding: PaddingLike | None = None,
+        mask: Mask | Tensor | None = None,
+        observe: Observe | None = None,
+    ) -> Tensor | tuple[Tensor, Observations]:
+        """``x [*B, n, D]`` or ids ``[*B, n]`` → ``[*B, n, D]``; with ``observe`` also observations by layer name.
+
+        ``padding``: real lengths ``[B]``, bool ``[B, n]`` with True = real, or a ``Padding``. ``mask`` hides more
+        (True = may attend). Outputs at padded positions mean nothing but are finite.
+        """
+        mask = both(as_padding(padding), as_mask(mask))
+        y, seen = self.run(self.embed(x), mask=mask, observe=observe)
+        return y if observe is None else (y, seen)
+
+
+def last_norm(d: int, options: BlockOptions) -> nn.Module | None:
+    """The norm after the last block: one in pre-norm stacks, none in post-norm ones, which end with a norm already."""
+    return options.get("norm", LayerNorm)(d) if options.get("order", "pre") == "pre" else None

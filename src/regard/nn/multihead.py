@@ -1,0 +1,231 @@
+"""Multi-head attention with the theory's five free dimensions: N_h, D_in, D_hid, D_o and D_out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention import attention
+from regard.masks import Mask
+from regard.nn.cache import KeyValueCache
+from regard.nn.convert import attention_from_torch, attention_to_torch
+from regard.observables import Observation, Observe
+from regard.positions import AddedToInput, Rotary
+from regard.scores import Bias
+from regard.shapes import integer, number
+
+__all__ = ["MultiHeadAttention", "Position"]
+
+Position = Rotary | Bias
+
+
+class MultiHeadAttention(nn.Module):
+    """``MHA(X) = [A¹V¹ … A^{N_h}V^{N_h}] W_out + b_out``,  ``A^h = softmax(β Q^h K^hᵀ + bias)`` over the allowed keys
+
+        Q^h = X W_q^h      X [n, D_in]         W_q^h [D_in, D_hid]     N_h = heads, D_hid = d_key
+        K^h = C W_k^h      C [m, D_context]    W_k^h [D_context, D_hid]
+        V^h = C W_v^h                          W_v^h [D_context, D_o]  D_o = d_value
+        W_out [N_h·D_o, D_out]      b_out [D_out]      β = scale, 1/√D_hid by default
+
+    C is X itself (self-attention) or ``context`` (cross-attention). The heads' matrices lie side by side in ``q_proj``,
+    ``k_proj`` and ``v_proj``: head h has rows ``h·D_hid … (h+1)·D_hid − 1`` of the weight. Parameters, with D_context =
+    D_in: ``N_h·D_in·(2·D_hid + D_o) + N_h·D_o·D_out + D_out``.
+
+    - ``d_key`` and ``d_value`` are D_in/N_h, ``d_out`` and ``d_context`` D_in, unless given.
+    - ``kv_heads``: key and value heads, each shared by ``heads/kv_heads`` query heads.
+    - ``qkv_bias``: biases b_q, b_k, b_v (initially 0); ``out_bias``: b_out.
+    - ``position``: a ``Rotary``, applied to q and k, or a bias on scores (``ALiBi`` …). What is added to the *input*
+      (``Sinusoidal``, ``Learned``) goes before the first layer, not in here.
+    - ``sinks``: one learned extra logit a head in the softmax's denominator (initially 0).
+    - ``dropout``: on the weights, in training only.
+
+    >>> layer = MultiHeadAttention(512, heads=8, out_bias=False)
+    >>> sum(p.numel() for p in layer.parameters())
+    1048576
+    >>> layer(torch.zeros(2, 5, 512)).shape
+    torch.Size([2, 5, 512])
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        heads: int,
+        *,
+        d_key: int | None = None,
+        d_value: int | None = None,
+        d_out: int | None = None,
+        d_context: int | None = None,
+        kv_heads: int | None = None,
+        qkv_bias: bool = False,
+        out_bias: bool = True,
+        position: Position | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: bool = False,
+        dropout: float = 0.0,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.d_in, self.heads = integer("d_in", d_in, least=1), integer("heads", heads, least=1)
+        if (d_key is None or d_value is None) and d_in % heads:
+            raise ValueError(
+                f"heads={heads} does not divide d_in={d_in}; give d_key and d_value, or heads that divide it"
+            )
+        self.d_key = integer("d_key", d_in // heads if d_key is None else d_key, least=1)
+        self.d_value = integer("d_value", d_in // heads if d_value is None else d_value, least=1)
+        self.d_out = integer("d_out", d_in if d_out is None else d_out, least=1)
+        self.d_context = integer("d_context", d_in if d_context is None else d_context, least=1)
+        self.kv_heads = integer("kv_heads", heads if kv_heads is None else kv_heads, least=1)
+        if heads % self.kv_heads:
+            raise ValueError(
+                f"kv_heads={kv_heads} does not divide heads={heads}; each key head serves as many query heads"
+            )
+        self.position = _checked_position(position, self.d_key)
+        self.scale = None if scale is None else number("scale", scale, least=0.0)
+        self.softcap, self.backend = softcap, backend
+        self.dropout = number("dropout", dropout, least=0.0)
+        if self.dropout > 1:
+            raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
+        self.q_proj = nn.Linear(self.d_in, self.heads * self.d_key, bias=qkv_bias)
+        self.k_proj = nn.Linear(self.d_context, self.kv_heads * self.d_key, bias=qkv_bias)
+        self.v_proj = nn.Linear(self.d_context, self.kv_heads * self.d_value, bias=qkv_bias)
+        self.out_proj = nn.Linear(self.heads * self.d_value, self.d_out, bias=out_bias)
+        self.sinks = nn.Parameter(torch.zeros(self.heads)) if sinks else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot's uniform law for the four matrices; biases and sinks 0."""
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            nn.init.xavier_uniform_(projection.weight)
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Mask | Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        scale: float | None = None,
+        observe: Observe | None = None,
+    ) -> Tensor | tuple[Tensor, Observation]:
+        """``x [*B, n, D_in]`` (and ``context [*B, m, D_context]``) → ``[*B, n, D_out]``, and an Observation.
+
+        ``mask``: a mask value or bool broadcastable to ``[*B, N_h, n, m]``, True = may attend. ``scale`` replaces the
+        layer's for this call. ``cache``: in self-attention x follows what the cache holds, and m counts both; in
+        cross-attention the context's keys and values are computed at the first call and read from the cache after.
+        """
+        self._check(x, context)
+        start = 0 if cache is None or context is not None else len(cache)
+        q_BHND = _split(self.q_proj(x), self.heads)
+        if isinstance(self.position, Rotary):
+            q_BHND = self.position(q_BHND, start=start)
+        k_BGMD, v_BGME = self._keys_and_values(x, context, cache, start)
+        if observe is not None and context is not None and observe.queries is None and x.shape[-2] == k_BGMD.shape[-2]:
+            # A context as long as x by chance: its Padding must not be read as saying which rows of x are real.
+            observe = replace(observe, queries=(x.shape[-2],))
+        result = attention(
+            q_BHND,
+            k_BGMD,
+            v_BGME,
+            mask=mask,
+            bias=self.position if isinstance(self.position, Bias) else None,
+            scale=self.scale if scale is None else scale,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            dropout=self.dropout if self.training else 0.0,
+            observe=observe,
+            backend=self.backend,
+        )
+        if isinstance(result, Tensor):
+            return self.out_proj(_join(result))
+        heads_BHNE, observation = result
+        return self.out_proj(_join(heads_BHNE)), observation
+
+    def _keys_and_values(
+        self, x: Tensor, context: Tensor | None, cache: KeyValueCache | None, start: int
+    ) -> tuple[Tensor, Tensor]:
+        """``[*B, G, m, D_hid]`` and ``[*B, G, m, D_o]``, through the cache where there is one."""
+        if context is not None and cache is not None and cache.fixed:
+            k_BGMD, v_BGME = cache.get()
+            if (*k_BGMD.shape[:-3], k_BGMD.shape[-2]) != tuple(context.shape[:-1]):
+                held = [*k_BGMD.shape[:-3], k_BGMD.shape[-2]]
+                raise ValueError(
+                    f"context has shape {list(context.shape)}, but the cache holds keys of another, {held}; reset it"
+                )
+            return k_BGMD, v_BGME
+        source = x if context is None else context
+        k_BGMD, v_BGME = _split(self.k_proj(source), self.kv_heads), _split(self.v_proj(source), self.kv_heads)
+        if isinstance(self.position, Rotary):
+            k_BGMD = self.position(k_BGMD, start=start)
+        if cache is None:
+            return k_BGMD, v_BGME
+        return cache.append(k_BGMD, v_BGME) if context is None else cache.fix(k_BGMD, v_BGME)
+
+    def _check(self, x: Tensor, context: Tensor | None) -> None:
+        if x.ndim < 2 or x.shape[-1] != self.d_in:
+            raise ValueError(f"x has shape {list(x.shape)}; this layer takes [*batch, n, {self.d_in}]")
+        if context is None:
+            if self.d_context != self.d_in:
+                raise ValueError(
+                    f"this layer reads keys from a context, none was given: it takes [*batch, m, {self.d_context}]"
+                )
+            return
+        if context.ndim < 2 or context.shape[-1] != self.d_context:
+            raise ValueError(f"context has shape {list(context.shape)}; this layer takes [*batch, m, {self.d_context}]")
+        if isinstance(self.position, Rotary):
+            raise ValueError(
+                "Rotary counts positions of one sequence; x and context are two: cross-attention takes no Rotary"
+            )
+
+    @classmethod
+    def from_torch(cls, layer: nn.MultiheadAttention) -> MultiHeadAttention:
+        """The same function with the weights of ``nn.MultiheadAttention`` (copies), in its dtype, on its device.
+
+        Ours is always batch first: give ``[B, n, D]`` whatever ``layer.batch_first`` says. Its masks mean the opposite:
+        ``regard.masks.from_torch`` converts them. ``add_bias_kv``, ``add_zero_attn`` and ``kdim ≠ vdim`` are refused.
+        """
+        return attention_from_torch(cls, layer)
+
+    def to_torch(self) -> nn.MultiheadAttention:
+        """``nn.MultiheadAttention(batch_first=True)`` with copies of these weights; what it cannot hold is refused."""
+        return attention_to_torch(self)
+
+    def extra_repr(self) -> str:
+        shown = [f"{name}={getattr(self, name)}" for name in ("d_in", "heads", "d_key", "d_value", "d_out")]
+        usual = {"d_context": self.d_in, "kv_heads": self.heads, "scale": None, "softcap": None, "dropout": 0.0}
+        shown += [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value]
+        if self.position is not None and not isinstance(self.position, nn.Module):
+            shown.append(f"position={self.position}")
+        return ", ".join(shown)
+
+
+def _split(y: Tensor, heads: int) -> Tensor:
+    """``[*B, n, H·D] → [*B, H, n, D]``"""
+    return y.unflatten(-1, (heads, -1)).transpose(-3, -2)
+
+
+def _join(heads_BHNE: Tensor) -> Tensor:
+    """``[*B, H, n, E] → [*B, n, H·E]``"""
+    return heads_BHNE.transpose(-3, -2).flatten(-2)
+
+
+def _checked_position(position: Position | None, d_key: int) -> Position | None:
+    if isinstance(position, AddedToInput):
+        raise TypeError(
+            f"{type(position).__name__} is added to the input: call it before the first layer, or give it to a stack"
+        )
+    if position is not None and not isinstance(position, Rotary | Bias):
+        raise TypeError(
+            f"position must be a Rotary or a bias on scores (ALiBi, T5Buckets …), got {type(position).__name__}"
+        )
+    if isinstance(position, Rotary) and position.d != d_key:
+        raise ValueError(
+            f"Rotary({position.d}) turns keys of width {position.d}, but d_key={d_key}; use Rotary({d_key})"
+        )
+    return position

@@ -1,0 +1,247 @@
+"""Key/value caches: room that doubles, step by step equal to all at once, beams, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from regard.masks import Causal, Padding, Window
+from regard.nn import Decoder, DecoderCache, EncoderDecoder, KeyValueCache, MultiHeadAttention
+from regard.positions import ALiBi, Learned, RelativeKeys, RelativeTable, Rotary, Sinusoidal, T5Buckets
+
+pytestmark = pytest.mark.usefixtures("full_tiles")
+F64 = torch.float64
+D, HEADS, N = 12, 3, 11
+
+INSIDE = {
+    "none": lambda: None,
+    "rotary": lambda: Rotary(4),
+    "alibi": lambda: ALiBi(heads=HEADS),
+    "table": lambda: RelativeTable(HEADS, 2),
+    "shaw": lambda: RelativeKeys(4, 3),
+    "t5": lambda: T5Buckets(HEADS, bidirectional=False),
+}
+
+
+def rows(t: int, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """k [2, 3, t, 5] and v [2, 3, t, 7] that count upwards."""
+    at = torch.arange(first, first + t, dtype=torch.float32).unsqueeze(-1)
+    return at.expand(2, 3, t, 5), (100 + at).expand(2, 3, t, 7)
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+# --- the container -------------------------------------------------------------------------------------------------
+
+
+def test_appends_and_returns_all_of_it() -> None:
+    cache = KeyValueCache()
+    assert len(cache) == 0
+    for step, (t, first) in enumerate([(3, 0), (0, 3), (1, 3), (7, 4)]):
+        k, v = cache.append(*rows(t, first))
+        expected = rows(first + t)
+        assert bool((k == expected[0]).all()) and bool((v == expected[1]).all()), step
+        assert len(cache) == first + t
+    assert repr(cache).startswith("KeyValueCache(11 keys, room for ")
+
+
+def test_room_doubles_so_copies_are_few() -> None:
+    cache, moves, where = KeyValueCache(), 0, None
+    for i in range(1000):
+        k, _ = cache.append(*rows(1, i))
+        moves += k.data_ptr() != where
+        where = k.data_ptr()
+    assert moves <= 11  # log2(1000) + 1
+    assert bool((k == rows(1000)[0]).all())
+
+
+def test_reserved_room_is_never_moved_and_may_be_outgrown() -> None:
+    cache = KeyValueCache(capacity=5)
+    places = {cache.append(*rows(1, i))[0].data_ptr() for i in range(5)}
+    assert len(places) == 1
+    k, _ = cache.append(*rows(2, 5))
+    assert k.data_ptr() not in places and bool((k == rows(7)[0]).all())
+
+
+def test_views_not_copies() -> None:
+    cache = KeyValueCache(capacity=8)
+    k, _ = cache.append(*rows(3))
+    later, _ = cache.append(*rows(1, 3))
+    assert k.data_ptr() == later.data_ptr()
+
+
+def test_reset_and_crop() -> None:
+    cache = KeyValueCache()
+    cache.append(*rows(5))
+    cache.crop(2)
+    k, _ = cache.append(*rows(1, 2))
+    assert len(cache) == 3 and bool((k == rows(3)[0]).all())
+    cache.reset()
+    assert len(cache) == 0 and repr(cache) == "KeyValueCache(empty)"
+    cache.append(torch.zeros(1, 2, 3, 4, dtype=F64), torch.zeros(1, 2, 3, 4, dtype=F64))  # another shape is welcome now
+
+
+def test_reorder_for_beams() -> None:
+    cache = KeyValueCache()
+    k, v = torch.randn(3, 2, 5, 4), torch.randn(3, 2, 5, 7)
+    cache.append(k, v)
+    cache.reorder(torch.tensor([2, 2, 0, 1]))
+    more = torch.randn(4, 2, 1, 4), torch.randn(4, 2, 1, 7)
+    k_all, v_all = cache.append(*more)
+    assert bool((k_all[:, :, :5] == k[[2, 2, 0, 1]]).all()) and bool((v_all[:, :, :5] == v[[2, 2, 0, 1]]).all())
+    assert bool((k_all[:, :, 5:] == more[0]).all())
+    KeyValueCache().reorder(torch.tensor([0]))  # nothing held, nothing to do
+
+
+def test_inference_mode_and_no_grad_mix() -> None:
+    cache = KeyValueCache(capacity=8)
+    with torch.inference_mode():
+        cache.append(*rows(2))
+    with torch.no_grad():
+        k, _ = cache.append(*rows(1, 2))
+    with torch.inference_mode():
+        k, _ = cache.append(*rows(1, 3))
+    assert bool((k == rows(4)[0]).all())
+
+
+def test_deep_copies_are_apart() -> None:
+    cache = KeyValueCache()
+    cache.append(*rows(3))
+    twin = copy.deepcopy(cache)
+    twin.append(*rows(1, 3))
+    assert (len(cache), len(twin)) == (3, 4)
+
+
+def test_refusals() -> None:
+    cache = KeyValueCache()
+    k, v = rows(3)
+    with pytest.raises(ValueError, match="the cache is empty"):
+        cache.get()
+    with pytest.raises(ValueError, match=r"k has shape \[2, 3, 3, 5\] and v \[2, 3, 2, 7\]"):
+        cache.append(k, v[:, :, :2])
+    cache.append(k, v)
+    with pytest.raises(ValueError, match=r"k has shape \[1, 3, 3, 5\], but this cache was begun with \[2, 3, t, 5\]"):
+        cache.append(k[:1], v[:1])
+    with pytest.raises(ValueError, match=r"k is torch.float64 on cpu, but this cache holds torch.float32"):
+        cache.append(k.double(), v.double())
+    with pytest.raises(ValueError, match="length is 4, but the cache holds 3 keys"):
+        cache.crop(4)
+    with pytest.raises(ValueError, match="length must be at least 0"):
+        cache.crop(-1)
+    with pytest.raises(ValueError, match=r"keeps no gradients.*torch.no_grad"):
+        cache.append(k.clone().requires_grad_(), v)
+    with pytest.raises(ValueError, match="capacity must be at least 0"):
+        KeyValueCache(-1)
+    with pytest.raises(ValueError, match="already holds 3 keys; cross-attention needs a cache of its own"):
+        cache.fix(k, v)
+    fixed = KeyValueCache()
+    fixed.fix(k, v)
+    assert "fixed" in repr(fixed)
+    for refused in (lambda: fixed.append(k, v), lambda: fixed.crop(1)):
+        with pytest.raises(ValueError, match=r"holds a context's keys \(cross-attention\)"):
+            refused()
+    flat = KeyValueCache()
+    flat.append(k[0], v[0])
+    with pytest.raises(ValueError, match=r"\[3, 3, 5\] have no batch dimension to reorder"):
+        flat.reorder(torch.tensor([0]))
+
+
+# --- in one layer --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pieces", [[1] * N, [5, 1, 3, 2], [0, 7, 4]], ids=str)
+@pytest.mark.parametrize("position", INSIDE)
+@torch.no_grad()
+def test_pieces_equal_the_whole(position: str, pieces: list[int]) -> None:
+    torch.manual_seed(2)
+    layer = MultiHeadAttention(D, HEADS, kv_heads=1, d_value=5, qkv_bias=True, position=INSIDE[position]()).to(F64)
+    x, mask = torch.randn(2, N, D, dtype=F64), Causal() & Window(6)
+    cache, parts = KeyValueCache(), []
+    for piece in x.split(pieces, dim=1):
+        parts.append(layer(piece, mask=mask, cache=cache))
+    close(torch.cat(parts, dim=1), layer(x, mask=mask))
+    assert len(cache) == N
+
+
+@torch.no_grad()
+def test_cross_attention_computes_the_context_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(2)
+    layer = MultiHeadAttention(D, HEADS, d_context=7).to(F64)
+    x, context, mask = torch.randn(2, N, D, dtype=F64), torch.randn(2, 5, 7, dtype=F64), Padding([5, 3])
+    expected = layer(x, context, mask=mask)
+    calls = []
+    layer.k_proj.register_forward_hook(lambda *_: calls.append(1))
+    cache = KeyValueCache()
+    parts = [layer(piece, context, mask=mask, cache=cache) for piece in x.split(1, dim=1)]
+    close(torch.cat(parts, dim=1), expected)
+    assert len(calls) == 1 and len(cache) == 5
+    with pytest.raises(
+        ValueError, match=r"context has shape \[2, 4, 7\], but the cache holds keys of another, \[2, 5\]"
+    ):
+        layer(x, context[:, :4], cache=cache)
+
+
+def test_training_with_a_cache_is_refused() -> None:
+    layer = MultiHeadAttention(D, HEADS)
+    with pytest.raises(ValueError, match="keeps no gradients"):
+        layer(torch.zeros(2, 5, D), cache=KeyValueCache())
+
+
+# --- in a stack ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", [*INSIDE, "sinusoidal", "learned"])
+@torch.no_grad()
+def test_decoding_step_by_step(position: str) -> None:
+    torch.manual_seed(3)
+    added = {"sinusoidal": lambda: Sinusoidal(D), "learned": lambda: Learned(N, D)}
+    decoder = Decoder(D, HEADS, 2, vocab=13, kv_heads=1, position=({**INSIDE, **added}[position])()).to(F64).eval()
+    ids = torch.randint(13, (2, N))
+    cache = decoder.new_cache(capacity=4)
+    parts = [decoder(piece, cache=cache) for piece in ids.split([4, 1, 1, 3, 2], dim=1)]
+    close(torch.cat(parts, dim=1), decoder(ids))
+    assert cache.length == N and repr(cache) == f"DecoderCache(2 layers, {N} tokens)"
+    cache.crop(6)
+    close(decoder(ids[:, 6:], cache=cache), decoder(ids)[:, 6:])
+    cache.reset()
+    close(decoder(ids[:, :5], cache=cache), decoder(ids[:, :5]))
+
+
+@torch.no_grad()
+def test_left_padding_step_by_step() -> None:
+    torch.manual_seed(4)
+    decoder = Decoder(D, HEADS, 2, vocab=13, position=Rotary(4)).to(F64).eval()
+    ids = torch.randint(13, (2, N))
+    real = torch.ones(2, N, dtype=torch.bool)
+    real[1, :4] = False  # the second sample has 7 tokens
+    cache, parts = decoder.new_cache(), []
+    for at, size in ((0, 6), (6, 1), (7, 4)):
+        mask = Padding(real[:, : at + size])
+        parts.append(decoder(ids[:, at : at + size], mask=mask, cache=cache))
+    steps = torch.cat(parts, dim=1)
+    close(steps[0], decoder(ids[:1])[0])
+    close(steps[1, 4:], decoder(ids[1:, 4:])[0])  # rotary sees distances alone
+
+
+@torch.no_grad()
+def test_beams() -> None:
+    torch.manual_seed(5)
+    model = EncoderDecoder(D, HEADS, 2, vocab=13, position=Sinusoidal(D)).to(F64).eval()
+    source, target = torch.randint(13, (3, 5)), torch.randint(13, (3, N))
+    lengths, order = torch.tensor([5, 2, 3]), torch.tensor([2, 0, 0])
+    context, cache = model.encode(source, padding=lengths), model.new_cache()
+    model.decode(target[:, :6], context, padding=lengths, cache=cache)
+    cache.reorder(order)
+    step = model.decode(target[:, 6:], context[order], padding=lengths[order], cache=cache)
+    chosen = torch.cat([target[order, :6], target[:, 6:]], dim=1)
+    close(step, model(source[order], chosen, padding=lengths[order])[:, 6:])
+
+
+def test_cache_of_another_decoder_is_refused() -> None:
+    decoder = Decoder(D, HEADS, 2)
+    with pytest.raises(ValueError, match="the cache is for 3 blocks, but this decoder has 2"):
+        decoder(torch.zeros(1, 1, D), cache=DecoderCache(3))

@@ -1,0 +1,366 @@
+"""Encoder, decoder, encoder–decoder: masks where the theory puts them, tokens, positions, observations."""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import regard
+from regard.masks import Causal, Padding, Window
+from regard.nn import (
+    Block,
+    Decoder,
+    Encoder,
+    EncoderDecoder,
+    FeedForward,
+    LayerNorm,
+    MultiHeadAttention,
+    RMSNorm,
+    Tokens,
+    make_block,
+)
+from regard.positions import ALiBi, Learned, RelativeTable, Rotary, Sinusoidal, T5Buckets
+
+pytestmark = pytest.mark.usefixtures("full_tiles")
+F64 = torch.float64
+B, N, M, D, HEADS, LAYERS, VOCAB = 2, 7, 5, 12, 3, 2, 13
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def vectors(n: int = N, seed: int = 0) -> torch.Tensor:
+    torch.manual_seed(seed)
+    return torch.randn(B, n, D, dtype=F64)
+
+
+def depends(y: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    """Which rows of each input row i of sample b of y depends on, by gradient: bool [B, n, rows] each."""
+    found = [torch.zeros(B, y.shape[1], x.shape[1], dtype=torch.bool) for x in inputs]
+    weight = torch.randn(y.shape[-1], dtype=y.dtype)
+    for i in range(y.shape[1]):
+        grads = torch.autograd.grad((y[:, i] @ weight).sum(), inputs, retain_graph=True, allow_unused=True)
+        for seen, grad in zip(found, grads, strict=True):
+            seen[:, i] = False if grad is None else (grad != 0).any(-1)
+    return found
+
+
+# --- masks where the theory puts them ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["pre", "post"])
+def test_an_encoder_sees_all_real_positions_and_no_padding(order: str) -> None:
+    encoder = Encoder(D, HEADS, LAYERS, order=order).to(F64)
+    x = vectors().requires_grad_()
+    (seen,) = depends(encoder(x, padding=[N, 4]), x)
+    assert bool(seen[0].all())
+    assert bool(seen[1, :4, :4].all()) and not bool(seen[1, :4, 4:].any())
+
+
+def test_padding_in_every_form() -> None:
+    encoder, x = Encoder(D, HEADS, LAYERS).to(F64), vectors()
+    real = torch.arange(N) < torch.tensor([[N], [4]])
+    expected = encoder(x, padding=[N, 4])
+    for padding in (torch.tensor([N, 4]), real, Padding([N, 4])):
+        close(encoder(x, padding=padding), expected)
+    close(encoder(x, mask=Padding([N, 4])), expected)
+    close(encoder(x, mask=real[:, None, None]), expected)
+    close(expected[1, :4], encoder(x[1:, :4])[0])
+    window = encoder(x, padding=[N, 4], mask=Window(1))
+    close(window, encoder(x, mask=Window(1) & Padding([N, 4])))
+    assert not torch.allclose(window, expected)
+
+
+@pytest.mark.parametrize("content", [0.0, 1e6, math.nan, math.inf])
+def test_what_stands_in_the_padding_does_not_matter(content: float) -> None:
+    model = EncoderDecoder(D, HEADS, LAYERS).to(F64)
+    source, target = vectors(M), vectors(N, 1)
+    expected, read = model(source, target, padding=[M, 2]), model.encode(source, padding=[M, 2])
+    source[1, 2:] = content
+    close(model(source, target, padding=[M, 2]), expected)
+    close(model.encode(source, padding=[M, 2])[1, :2], read[1, :2])
+
+
+def test_a_decoder_does_not_see_later_inputs() -> None:
+    decoder = Decoder(D, HEADS, LAYERS).to(F64)
+    x = vectors().requires_grad_()
+    (seen,) = depends(decoder(x), x)
+    assert bool((seen == torch.ones(N, N, dtype=torch.bool).tril()).all())
+    (seen,) = depends(decoder(x, mask=Window(0)), x)
+    assert bool((seen == torch.eye(N, dtype=torch.bool)).all())
+    (seen,) = depends(decoder(x, mask=torch.ones(N, N, dtype=torch.bool)), x)  # no mask can lift causality
+    assert bool((seen == torch.ones(N, N, dtype=torch.bool).tril()).all())
+
+
+def test_right_padding_needs_no_mask_in_a_decoder() -> None:
+    decoder, x = Decoder(D, HEADS, LAYERS).to(F64), vectors()
+    expected = decoder(x)[1, :4]
+    x[1, 4:] = math.nan
+    close(decoder(x)[1, :4], expected)
+
+
+def test_an_encoder_decoder_has_each_mask_in_its_place() -> None:
+    model = EncoderDecoder(D, HEADS, LAYERS, decoder_layers=3).to(F64)
+    assert (len(model.encoder.blocks), len(model.decoder.blocks)) == (2, 3)
+    source, target = vectors(M).requires_grad_(), vectors(N, 1).requires_grad_()
+    on_source, on_target = depends(model(source, target, padding=[M, 2]), source, target)
+    assert bool((on_target == torch.ones(N, N, dtype=torch.bool).tril()).all())
+    assert bool(on_source[0].all())
+    assert bool(on_source[1, :, :2].all()) and not bool(on_source[1, :, 2:].any())
+
+
+def test_source_and_target_masks_stay_in_their_self_attentions() -> None:
+    model = EncoderDecoder(D, HEADS, 1).to(F64)
+    source, target = vectors(M).requires_grad_(), vectors(N, 1).requires_grad_()
+    y = model(source, target, source_mask=Window(0), target_mask=Window(0))
+    on_source, on_target = depends(y, source, target)
+    assert bool(on_source.all()) and bool((on_target == torch.eye(N, dtype=torch.bool)).all())
+
+
+@pytest.mark.parametrize("order", ["pre", "post"])
+def test_a_fully_padded_sample_is_finite(order: str) -> None:
+    model = EncoderDecoder(D, HEADS, LAYERS, order=order).to(F64)
+    source, target = vectors(M).requires_grad_(), vectors(N, 1).requires_grad_()
+    y = model(source, target, padding=[M, 0])
+    y.square().sum().backward()
+    for x in (y, source.grad, target.grad, *(p.grad for p in model.parameters())):
+        assert bool(x.isfinite().all())
+
+
+# --- how they are built --------------------------------------------------------------------------------------------
+
+
+def test_sized_and_made_of_blocks_are_the_same() -> None:
+    torch.manual_seed(0)
+    sized = Encoder(D, HEADS, LAYERS, hidden=11, vocab=VOCAB, position=Learned(N, D), norm=partial(RMSNorm, eps=1e-3))
+    torch.manual_seed(1)
+    made = Encoder.of(
+        [
+            Block(MultiHeadAttention(D, HEADS), FeedForward(D, 11, activation="gelu"), norm=partial(RMSNorm, eps=1e-3))
+            for _ in range(LAYERS)
+        ],
+        norm=RMSNorm(D, eps=1e-3),
+        tokens=Tokens(VOCAB, D, head=None),
+        position=Learned(N, D),
+    )
+    made.load_state_dict(sized.state_dict())
+    ids = torch.randint(VOCAB, (B, N))
+    torch.testing.assert_close(made(ids), sized(ids), rtol=0, atol=0)
+
+
+def test_the_last_norm_is_for_pre_norm_alone() -> None:
+    assert isinstance(Encoder(D, HEADS, 1).norm, LayerNorm)
+    assert isinstance(Decoder(D, HEADS, 1, norm=RMSNorm).norm, RMSNorm)
+    assert Encoder(D, HEADS, 1, order="post").norm is None
+
+
+@pytest.mark.parametrize("stack", [Encoder, Decoder])
+def test_positions_go_where_they_act(stack) -> None:
+    for added in (Sinusoidal(D), Learned(N, D)):
+        model = stack(D, HEADS, LAYERS, position=added)
+        assert model.position is added and all(block.attention.position is None for block in model.blocks)
+    for inside in (Rotary(4), ALiBi(heads=HEADS), T5Buckets(HEADS)):
+        model = stack(D, HEADS, LAYERS, position=inside)
+        assert model.position is None and all(block.attention.position is inside for block in model.blocks)
+
+
+def test_an_added_position_is_added_once() -> None:
+    position = Sinusoidal(D)
+    model = Encoder(D, HEADS, LAYERS, position=position).to(F64)
+    bare, x = copy.deepcopy(model), vectors()
+    bare.position = None
+    close(model(x), bare(position(x)))
+
+
+def test_a_shared_table_counts_once() -> None:
+    table = RelativeTable(HEADS, 2)
+    bare = sum(p.numel() for p in Encoder(D, HEADS, LAYERS).parameters())
+    assert sum(p.numel() for p in Encoder(D, HEADS, LAYERS, position=table).parameters()) == bare + HEADS * 5
+    model = EncoderDecoder(D, HEADS, LAYERS, position=table)  # each stack has one of its own
+    assert model.encoder.blocks[0].attention.position is table
+    assert model.decoder.blocks[0].attention.position is not table
+    assert model.decoder.blocks[0].attention.position is model.decoder.blocks[1].attention.position
+    assert all(block.cross.position is None for block in model.decoder.blocks)
+    other = T5Buckets(HEADS, bidirectional=False)
+    model = EncoderDecoder(D, HEADS, LAYERS, position=table, target_position=other)
+    assert model.decoder.blocks[1].attention.position is other
+
+
+def test_positions_matter() -> None:
+    x, shuffled = vectors(), [3, 0, 6, 2, 5, 1, 4]
+    for position in (Sinusoidal(D), Rotary(4), ALiBi(heads=HEADS)):
+        model = Encoder(D, HEADS, LAYERS, position=position).to(F64)
+        assert not torch.allclose(model(x[:, shuffled]), model(x)[:, shuffled])
+    model = Encoder(D, HEADS, LAYERS).to(F64)
+    close(model(x[:, shuffled]), model(x)[:, shuffled])
+
+
+# --- tokens --------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_tied_own_and_none() -> None:
+    ids = torch.randint(VOCAB, (B, N))
+    tied, own, none = (Tokens(VOCAB, D, head=head) for head in ("tied", "own", None))
+    torch.testing.assert_close(tied(ids), D**0.5 * tied.embedding.weight[ids])
+    torch.testing.assert_close(Tokens(VOCAB, D, scale=1.0)(ids).shape, torch.Size([B, N, D]))
+    x = torch.randn(B, N, D)
+    torch.testing.assert_close(tied.logits(x), x @ tied.embedding.weight.T)
+    torch.testing.assert_close(own.logits(x), x @ own.head.weight.T)
+    assert none.logits(x) is x
+    sizes = [sum(p.numel() for p in tokens.parameters()) for tokens in (tied, own, none)]
+    assert sizes == [VOCAB * D, 2 * VOCAB * D, VOCAB * D]
+    assert [repr(t).splitlines()[1].strip()[-4:] for t in (tied, own, none)] == ["tied", "=own", "None"]
+
+
+def test_models_of_token_ids() -> None:
+    source, target = torch.randint(VOCAB, (B, M)), torch.randint(VOCAB, (B, N))
+    assert Encoder(D, HEADS, LAYERS, vocab=VOCAB)(source).shape == (B, M, D)
+    assert Decoder(D, HEADS, LAYERS, vocab=VOCAB)(target).shape == (B, N, VOCAB)
+    shared = EncoderDecoder(D, HEADS, LAYERS, vocab=VOCAB)
+    assert shared.encoder.tokens is shared.decoder.tokens and shared.decoder.tokens.tied
+    assert shared(source, target).shape == (B, N, VOCAB)
+    two = EncoderDecoder(D, HEADS, LAYERS, vocab=VOCAB, target_vocab=17, tied=False)
+    assert two.encoder.tokens is not two.decoder.tokens
+    assert two(source, target).shape == (B, N, 17)
+    two(source, target).sum().backward()
+    assert all(p.grad is not None for p in two.parameters())
+
+
+def test_first_logits_are_of_order_one() -> None:
+    torch.manual_seed(0)
+    logits = Decoder(64, 4, 2, vocab=101, position=Sinusoidal(64))(torch.randint(101, (4, 31)))
+    assert 0.5 < logits.std().item() < 2
+
+
+# --- observing -----------------------------------------------------------------------------------------------------
+
+
+def test_observations_are_named_by_module() -> None:
+    model = EncoderDecoder(D, HEADS, LAYERS).to(F64)
+    source, target = vectors(M), vectors(N, 1)
+    y, seen = model(source, target, padding=[M, 2], observe=regard.Observe(map=2))
+    close(y, model(source, target, padding=[M, 2]))
+    stacks = [f"encoder.blocks.{i}.attention" for i in range(LAYERS)]
+    stacks += [f"decoder.blocks.{i}.{name}" for i in range(LAYERS) for name in ("attention", "cross")]
+    assert list(seen) == stacks
+    modules = dict(model.named_modules())
+    assert all(isinstance(modules[name], MultiHeadAttention) for name in seen)
+    assert (seen["encoder.blocks.0.attention"].n, seen["decoder.blocks.1.cross"].m) == (M, M)
+    assert seen["encoder.blocks.1.attention"].counted[1, 0].sum() == 2  # padded rows do not count
+    assert bool(seen["decoder.blocks.1.cross"].counted.all())
+
+
+def test_observing_encoder_and_decoder_alone() -> None:
+    x = vectors()
+    for stack in (Encoder, Decoder):
+        model = stack(D, HEADS, LAYERS).to(F64)
+        y, seen = model(x, observe=regard.Observe(queries=[N, 3]))
+        close(y, model(x))
+        assert list(seen) == ["blocks.0.attention", "blocks.1.attention"]
+        assert seen["blocks.1.attention"].counted[1, 0].sum() == 3
+    with pytest.raises(
+        ValueError, match=r"names the rows of one sequence; observe encode\(…\) and decode\(…\) separately"
+    ):
+        EncoderDecoder(D, HEADS, 1).to(F64)(x, x, observe=regard.Observe(queries=[N, 3]))
+
+
+# --- as modules ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [partial(Encoder, vocab=VOCAB), partial(Decoder, vocab=VOCAB, kv_heads=1, sinks=True)])
+def test_state_dict_round_trip_and_deep_copies(make) -> None:
+    ids = torch.randint(VOCAB, (B, N))
+    model, other = (make(D, HEADS, LAYERS, position=RelativeTable(HEADS, 2)) for _ in range(2))
+    other.load_state_dict(model.state_dict())
+    twin = copy.deepcopy(model)
+    for same in (other, twin):
+        torch.testing.assert_close(same(ids), model(ids), rtol=0, atol=0)
+    for p in twin.parameters():
+        nn.init.zeros_(p)
+    assert not torch.allclose(twin(ids), model(ids))
+
+
+def test_dropout_is_for_training() -> None:
+    model, x = Decoder(D, HEADS, LAYERS, dropout=0.4).to(F64), vectors()
+    assert not torch.allclose(model(x), model(x))
+    close(model.eval()(x), model(x))
+
+
+def test_a_decoder_learns_to_repeat() -> None:
+    """The whole of it trains: after a few steps the loss on one batch is nearly gone."""
+    torch.manual_seed(0)
+    model = Decoder(24, 3, 2, vocab=7, position=Rotary(8))
+    ids = torch.randint(7, (4, 9))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(40):
+        loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.2 * math.log(7)
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="layers must be at least 1, got 0"):
+        Encoder(D, HEADS, 0)
+    with pytest.raises(ValueError, match="a stack needs at least one block"):
+        Encoder.of([])
+    with pytest.raises(ValueError, match=r"blocks.1 has width 6, but blocks.0 has 12"):
+        Decoder.of([make_block(12, 3, 11), make_block(6, 3, 11)])
+    with pytest.raises(ValueError, match=r"position has width 5, but blocks.0 has 12"):
+        Encoder(D, HEADS, 1, position=Learned(N, 5))
+    with pytest.raises(ValueError, match=r"tokens has width 5, but blocks.0 has 12"):
+        Encoder.of([make_block(12, 3, 11)], tokens=Tokens(VOCAB, 5))
+    with pytest.raises(TypeError, match="unknown option 'head_dim'"):
+        Encoder(D, HEADS, 1, head_dim=3)
+    with pytest.raises(ValueError, match="target_vocab=13 was given without vocab"):
+        EncoderDecoder(D, HEADS, 1, target_vocab=13)
+    with pytest.raises(ValueError, match='head must be "tied", "own" or None'):
+        Tokens(VOCAB, D, head="shared")
+    encoder = Encoder(D, HEADS, 1)
+    with pytest.raises(ValueError, match=r"decoder blocks.0 reads a context of width None, but the encoder gives 12"):
+        EncoderDecoder.of(encoder, Decoder(D, HEADS, 1))
+    with pytest.raises(ValueError, match=r"decoder blocks.0 reads a context of width 5, but the encoder gives 12"):
+        EncoderDecoder.of(encoder, Decoder(D, HEADS, 1, d_context=5))
+    assert EncoderDecoder.of(encoder, Decoder(D, HEADS, 1, d_context=12)).encoder is encoder
+
+
+def test_refusals_of_calls() -> None:
+    ids = torch.randint(VOCAB, (B, N))
+    with pytest.raises(ValueError, match=r"x is torch.int64 \[2, 7\]; without a vocabulary this stack takes vectors"):
+        Encoder(D, HEADS, 1)(ids)
+    with pytest.raises(ValueError, match=r"x is torch.float32 \[2, 7, 5\]; without a vocabulary .* \[\*batch, n, 12\]"):
+        Encoder(D, HEADS, 1)(torch.zeros(2, 7, 5))
+    model = Decoder(D, HEADS, 1, vocab=VOCAB, position=Learned(N, D))
+    with pytest.raises(TypeError, match=r"token ids must be whole numbers .* got torch.float32"):
+        model(ids.float())
+    ids[1, 2] = VOCAB
+    with pytest.raises(ValueError, match="to 13; this vocabulary has 0 … 12"):
+        model(ids)
+    with pytest.raises(ValueError, match="this table has length 7"):
+        model(torch.zeros(1, N + 1, dtype=torch.int64))
+    with pytest.raises(ValueError, match="lengths go up to 8, but there are 7 keys"):
+        Encoder(D, HEADS, 1)(torch.zeros(B, N, D), padding=[8, 1])
+    with pytest.raises(TypeError, match="True = may attend"):
+        Decoder(D, HEADS, 1)(torch.zeros(B, N, D), mask=torch.zeros(N, N))
+    with pytest.raises(ValueError, match="has cross-attention and needs a context"):
+        Decoder(D, HEADS, 1, d_context=D)(torch.zeros(B, N, D))
+    with pytest.raises(ValueError, match="has no cross-attention, but got a context"):
+        Decoder(D, HEADS, 1)(torch.zeros(B, N, D), torch.zeros(B, M, D))
+
+
+def test_prefix_language_model() -> None:
+    encoder, x = Encoder(D, HEADS, LAYERS).to(F64), vectors().requires_grad_()
+    (seen,) = depends(encoder(x, mask=Causal() | regard.Prefix([3, 0])), x)
+    expected = torch.ones(B, N, N, dtype=torch.bool).tril()
+    expected[0, :, :3] = True
+    assert bool((seen == expected).all())
