@@ -26,6 +26,12 @@ def _small_tiles():
 
 
 @pytest.fixture
+def middle_tiles(monkeypatch):
+    """Tiles of 4,096 elements: several of them at lengths of a few hundred."""
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 2**12)
+
+
+@pytest.fixture
 def full_tiles(monkeypatch):
     """The product's own tile size, for memory and speed."""
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 2**19)

@@ -18,7 +18,7 @@ def visible(mask, bias: Tensor | None, batch, H: int, n: int, m: int) -> Tensor:
         see = see & mask.dense(n, m)
     elif mask is not None:
         see = see & mask
-    see = see.reshape(-1, H, n, m)
+    see = see.reshape(math.prod(batch), H, n, m)
     return see if bias is None else see & (bias != -math.inf)
 
 
@@ -34,11 +34,11 @@ def dense_bias(bias, q: Tensor, batch, m: int) -> Tensor | None:
 
 def logits(q: Tensor, k: Tensor, see: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> Tensor:
     """Final logits with −inf where hidden; q, k [B, H, ·, d] with heads already repeated."""
-    if math.isinf(scale):
+    if math.isinf(scale) and see.shape[-1]:
         product = torch.where(see, (q.unsqueeze(-2) * k.unsqueeze(-3)).sum(-1), -math.inf)
         s = torch.where(product == product.amax(-1, keepdim=True), 0.0, -math.inf).to(q.dtype)
     else:
-        s = torch.zeros(see.shape, dtype=q.dtype) if scale == 0 else q @ k.transpose(-1, -2) * scale
+        s = torch.zeros(see.shape, dtype=q.dtype) if scale in (0, math.inf) else q @ k.transpose(-1, -2) * scale
         s = s if softcap is None else softcap * torch.tanh(s / softcap)
     s = s if bias is None else s + torch.where(bias == -math.inf, 0.0, bias)
     return torch.where(see, s, -math.inf)
@@ -64,8 +64,9 @@ def attention(q, k, v, *, mask=None, bias=None, scale=None, softcap=None, sinks=
     H, n, d = q.shape[-3:]
     m = k.shape[-2]
     repeat = H // k.shape[-3]
-    q4 = q.expand(*batch, *q.shape[-3:]).reshape(-1, H, n, d)
-    k4, v4 = (x.expand(*batch, *x.shape[-3:]).reshape(-1, *x.shape[-3:]).repeat_interleave(repeat, 1) for x in (k, v))
+    B = math.prod(batch)
+    q4 = q.expand(*batch, *q.shape[-3:]).reshape(B, H, n, d)
+    k4, v4 = (x.expand(*batch, *x.shape[-3:]).reshape(B, *x.shape[-3:]).repeat_interleave(repeat, 1) for x in (k, v))
     b = dense_bias(bias, q4, batch, m)
     see = visible(mask, None if b is None else b.detach(), batch, H, n, m)
     s = logits(q4, k4, see, b, 1 / math.sqrt(d) if scale is None else scale, softcap)

@@ -128,8 +128,9 @@ def scaled_dot_product_attention(
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Under ``torch.autocast``, what is not float64 takes autocast's dtype, as in torch's own attention."""
-    if isinstance(q, Tensor) and torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
+    kind = q.device.type if isinstance(q, Tensor) else "cpu"
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
         if all(isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 for x in (q, k, v)):
             q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     return q, k, v

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.shapes import Shape, offset_of, tracing
 from regard.values import value
@@ -130,12 +130,13 @@ class Bias:
         return sum((term_tile(t, rows, keys) for t in terms), torch.zeros((), dtype=q.dtype, device=q.device))
 
 
-@value
-@dataclass(frozen=True)
-class SumOfBiases(Bias):
-    """``a + b``: both are added to the scores."""
+class SumOfBiases(nn.Module, Bias):
+    """``a + b``: both are added to the scores. A module, so that learned parts train, save and move with it."""
 
-    parts: tuple[Bias, ...]
+    def __init__(self, parts: tuple[Bias, ...]) -> None:
+        super().__init__()
+        self.parts = parts
+        self.learned = nn.ModuleList(part for part in parts if isinstance(part, nn.Module))
 
     def terms(self, q: Tensor, m: int) -> tuple[RelativeTerm, ...]:
         return tuple(term for part in self.parts for term in part.terms(q, m))

@@ -35,5 +35,15 @@ def value(cls: type[T]) -> type[T]:
             object.__setattr__(x, name, item)
         return x
 
-    pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
+    def flatten_with_keys(x: T) -> tuple[list[Any], Any]:
+        leaves, context = flatten(x)
+        return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(context[0], leaves, strict=True)], context
+
+    pytree.register_pytree_node(
+        cls,
+        flatten,
+        unflatten,
+        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        flatten_with_keys_fn=flatten_with_keys,
+    )
     return cls

@@ -123,15 +123,16 @@ def backward(
             kept = weights if drop is None else weights * drop
             pulled = pulled if drop is None else pulled * drop
             d_logits = weights * (pulled - delta_rows)
+            d_products = d_logits if tile.slope is None else d_logits * tile.slope
             if not finite and tile.visible is not None:  # hidden pairs: 0, not 0 · NaN
-                kept, d_logits = (torch.where(tile.visible, x, 0.0) for x in (kept, d_logits))
+                kept, d_logits, d_products = (torch.where(tile.visible, x, 0.0) for x in (kept, d_logits, d_products))
             pick(dv, keys).add_(_gather(kept, g, tile, groups, finite))
             if d_bias is not None:
                 _add_to_bias(d_bias, d_logits, rows, keys)
             for d_table, term in zip(d_tables, scores.terms, strict=False):
                 _add_to_table(d_table, term, d_logits, rows, keys)
             if moves:
-                d_scores = (d_logits if tile.slope is None else d_logits * tile.slope) * scores.scale
+                d_scores = d_products * scores.scale
                 pick(dq, rows).add_(_mix(d_scores, k, keys, tile, finite))
                 pick(dk, keys).add_(_gather(d_scores, q_rows, tile, groups, finite))
     return Gradients(
