@@ -23,6 +23,7 @@ LAYERS = (
     "masks",
     "positions",
     "kernels",
+    "kept",
     "attention",
     "nn",
     "models",
