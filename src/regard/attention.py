@@ -14,7 +14,7 @@ from regard.kernels.choose import choose
 from regard.masks import Causal, Dense, Mask
 from regard.observables import Observation, Observe
 from regard.scores import Bias, RelativeTerm, Scores, row_bounds
-from regard.shapes import Shape, attention_shape, flatten_batch, flatten_scores_like, number, offset_of, tracing
+from regard.shapes import Shape, attention_shape, broadcasts, flatten_batch, flatten_scores_like, number, offset_of
 
 __all__ = ["attention", "scaled_dot_product_attention"]
 
@@ -113,6 +113,9 @@ def scaled_dot_product_attention(
     lead = query.ndim - 2
     query, key, value = (x if x.ndim >= 3 else x.unsqueeze(0) for x in (query, key, value))
     if not enable_gqa:
+        counts = [x.shape[-3] for x in (query, key, value)]
+        if len({c for c in counts if c != 1}) > 1:
+            raise ValueError(f"query, key and value have {counts} heads; grouped heads need enable_gqa=True")
         heads = torch.broadcast_shapes(query.shape[-3:-2], key.shape[-3:-2], value.shape[-3:-2])
         query = query.expand(*query.shape[:-3], *heads, *query.shape[-2:])
         both = torch.broadcast_shapes(key.shape[-3:-2], value.shape[-3:-2])
@@ -158,7 +161,7 @@ def _lower_numbers(
             raise TypeError(f"sinks must be a float tensor [{shape.heads}], one logit a head")
         if tuple(sinks.shape) != (shape.heads,):
             raise ValueError(f"sinks has shape {list(sinks.shape)}; it must be [{shape.heads}], one logit a head")
-    if math.isinf(beta) and (softcap is not None or sinks is not None):
+    if scale is not None and beta == math.inf and (softcap is not None or sinks is not None):
         what = "softcap" if softcap is not None else "sinks"
         raise ValueError(f"scale=inf (hard attention) has no meaning with {what}; leave {what} out")
     seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device=device) if drop > 0 else None
@@ -184,7 +187,7 @@ def _lower_bias(bias: Bias | Tensor | None, q: Tensor, shape: Shape) -> dict[str
     if isinstance(bias, Bias):
         terms = bias.terms(q, shape.m)
         for term in terms:
-            if any(a not in (1, b) for a, b in zip(term.table.shape, (*q.shape[:3],), strict=False)):
+            if not all(map(broadcasts, term.table.shape[:3], q.shape[:3])):
                 raise ValueError(
                     f"bias {type(bias).__name__} is made for {term.table.shape[1]} heads, but q has {shape.heads}"
                 )
@@ -204,6 +207,6 @@ def _real_queries(observe: Observe, mask: Mask | Tensor | None, shape: Shape, de
     if real is None:
         return None
     real = real.to(device).reshape(-1, shape.n)
-    if real.shape[0] not in (1, shape.batches):
+    if not broadcasts(real.shape[0], shape.batches):
         raise ValueError(f"Observe queries is made for a batch of {real.shape[0]}, but q, k and v have {shape.batches}")
     return real

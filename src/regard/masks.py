@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.scores import RowMask
-from regard.shapes import integer, lengths_tensor, offset_of, tracing
+from regard.shapes import broadcasts, integer, lengths_tensor, offset_of, tracing
 from regard.values import value
 
 __all__ = ["Causal", "Dense", "Mask", "Padding", "Prefix", "Segments", "Window", "from_torch"]
@@ -273,7 +273,7 @@ class Dense(Mask):
     def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
         see = self.see.to(device)
         rows, keys = (1, 1, *see.shape)[-2:]
-        if rows not in (1, n) or keys not in (1, m):
+        if not (broadcasts(rows, n) and broadcasts(keys, m)):
             raise ValueError(f"the mask has shape {list(see.shape)}; it must broadcast to [*batch, heads, {n}, {m}]")
         return RowMask(dense=see)
 

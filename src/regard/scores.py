@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from regard.shapes import Shape, offset_of, tracing
+from regard.shapes import Shape, broadcasts, offset_of, tracing
 from regard.values import value
 
 # A token that stands nowhere (a class token on a grid) gets this coordinate; no relative term reaches it.
@@ -250,11 +250,11 @@ def row_bounds(mask: RowMask, shape: Shape) -> tuple[Tensor | None, Tensor | Non
         padded = (1,) * (len(shape.batch) - len(lead)) + tuple(lead)
         if all(size == 1 for size in lead):
             bound = bound.reshape(1, rows)
-        elif len(padded) == len(shape.batch) and all(a in (1, b) for a, b in zip(padded, shape.batch, strict=True)):
+        elif len(padded) == len(shape.batch) and all(map(broadcasts, padded, shape.batch)):
             bound = bound.expand(*shape.batch, rows).reshape(shape.batches, rows)
         else:
             raise ValueError(f"the mask is made for a batch of {list(lead)}, but q, k and v have {list(shape.batch)}")
-        if rows not in (1, shape.n):
+        if not broadcasts(rows, shape.n):
             raise ValueError(f"the mask is made for {rows} queries, but there are {shape.n}")
         return bound.clamp(0, shape.m).expand(bound.shape[0], shape.n)
 

@@ -86,6 +86,11 @@ def attention_shape(q: Tensor, k: Tensor, v: Tensor) -> Shape:
     return Shape(batch, heads, kv_heads, n, m, d, v.shape[-1])
 
 
+def broadcasts(size: int, to: int) -> bool:
+    """Does a dimension of ``size`` broadcast to ``to``? Spelled out, because ``in`` does not see symbolic sizes as equal."""
+    return size == 1 or size == to
+
+
 def flatten_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
     """``[*any, a, b, c] → [B, a, b, c]``: broadcast the leading dimensions to ``batch`` and join them.
 
@@ -100,7 +105,9 @@ def flatten_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 def flatten_scores_like(x: Tensor, shape: Shape, name: str) -> Tensor:
     """``x`` broadcastable to ``[*batch, H, n, m] → [B or 1, H or 1, n or 1, m or 1]``, broadcast dimensions kept at 1."""
     full = shape.scores
-    fits = x.ndim <= len(full) and all(a in (1, b) for a, b in zip(reversed(x.shape), reversed(full), strict=False))
+    fits = x.ndim <= len(full) and all(
+        broadcasts(a, b) for a, b in zip(reversed(x.shape), reversed(full), strict=False)
+    )
     if not fits:
         raise ValueError(f"{name} has shape {list(x.shape)}, which does not broadcast to [*batch, heads, n, m] = {list(full)}")
     x = x.reshape(*([1] * (len(full) - x.ndim)), *x.shape)

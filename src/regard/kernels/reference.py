@@ -105,9 +105,9 @@ def backward(
     B, H, n, m = problem.sizes
     groups = k.shape[1]
     moves = 0 < scores.scale < math.inf  # at scale 0 and ∞ the output does not move with q and k
-    dq, dk, dv = (torch.zeros_like(x, dtype=exact, memory_format=torch.contiguous_format) for x in (q, k, v))
-    d_bias = _zeros(scores.bias, exact) if biases else None
-    d_tables = [torch.zeros_like(t.table, dtype=exact) for t in scores.terms] if biases else []
+    dq, dk, dv = (x.new_zeros(x.shape, dtype=exact) for x in (q, k, v))
+    d_bias = scores.bias.new_zeros(scores.bias.shape, dtype=exact) if biases and scores.bias is not None else None
+    d_tables = [t.table.new_zeros(t.table.shape, dtype=exact) for t in scores.terms] if biases else []
     delta = (out.to(exact) * grad.to(exact)).sum(-1)
     finite = _finite(q, k, v, grad)
     for rows, spans in tiles(problem):
@@ -149,10 +149,6 @@ def _pull(g: Tensor, v: Tensor, keys: slice) -> Tensor:
     """``g vᵀ``: ``[B, H, rows, e] × [B, G, keys, e] → [B, H, rows, keys]``."""
     v = pick(v, keys).to(g.dtype)
     return (fold(g, v.shape[1]) @ v.transpose(-1, -2)).reshape(*g.shape[:3], v.shape[2])
-
-
-def _zeros(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if x is None else torch.zeros_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 def _sink_gradient(sinks: Tensor | None, lse: Tensor, delta: Tensor) -> Tensor | None:
