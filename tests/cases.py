@@ -1,4 +1,4 @@
-"""Cases of the operator: every option has a few named choices, and a case is one choice of each plus sizes and a seed."""
+"""Cases of the operator: every option has named choices; a case is one choice of each, sizes and a seed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,21 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "union",
         "nothing",
     ),
-    "bias": ("none", "full", "row", "head", "minus-inf", "alibi", "t5", "table", "keys", "grid", "grid-q", "quadratic", "sum"),
+    "bias": (
+        "none",
+        "full",
+        "row",
+        "head",
+        "minus-inf",
+        "alibi",
+        "t5",
+        "table",
+        "keys",
+        "grid",
+        "grid-q",
+        "quadratic",
+        "sum",
+    ),
     "scale": ("default", "zero", "small", "large", "hard"),
     "softcap": ("none", "cap"),
     "sinks": ("none", "sinks"),
@@ -87,7 +101,13 @@ def build(choice: dict[str, str], n: int, m: int, d: int, e: int, seed: int) -> 
     if choice["bias"] in ("grid", "grid-q", "quadratic"):
         m = max(m, grid[0] * grid[1])
     heads, groups = {"one": (1, 1), "many": (3, 3), "grouped": (6, 2), "shared": (3, 1)}[choice["heads"]]
-    batches = {"one": [(1,)] * 3, "two": [(2,)] * 3, "nested": [(2, 3)] * 3, "none": [()] * 3, "broadcast": [(2, 1), (3,), (1,)]}
+    batches = {
+        "one": [(1,)] * 3,
+        "two": [(2,)] * 3,
+        "nested": [(2, 3)] * 3,
+        "none": [()] * 3,
+        "broadcast": [(2, 1), (3,), (1,)],
+    }
     lead = batches[choice["batch"]]
     q, k, v = (
         _tensor(choice, (*b, h, length, width), g)

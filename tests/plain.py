@@ -1,4 +1,4 @@
-"""The plain n × n formulas in float64, written without tiles: what the operator and its observables are held against."""
+"""The plain n × n formulas, written without tiles: what the operator and its observables are held against."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def weights(s: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def attention(q, k, v, *, mask=None, bias=None, scale=None, softcap=None, sinks=None, dropout=0.0, seed=None):
-    """out [*batch, H, n, e], A [B, H, n, m], lse [B, H, n], final logits; computed in q's dtype, q.dtype float64 meant."""
+    """out [*batch, H, n, e], A [B, H, n, m], lse [B, H, n] and final logits, in q's dtype."""
     batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
     H, n, d = q.shape[-3:]
     m = k.shape[-2]

@@ -35,7 +35,9 @@ def test_a_row_that_sees_nothing_is_zero_and_sends_no_gradient(scale: float | No
     assert all(x.isfinite().all() for x in found)
     assert (found[0][:, :, :2] == 0).all()
     assert (seen.lse[:, :, :2] == -math.inf).all() and (seen.peak_at[:, :, :2] == -1).all()
-    assert all((getattr(seen, name)[:, :, :2] == 0).all() for name in ("entropy", "peak", "offset", "distance", "visible"))
+    assert all(
+        (getattr(seen, name)[:, :, :2] == 0).all() for name in ("entropy", "peak", "offset", "distance", "visible")
+    )
     assert not seen.counted[:, :, :2].any() and seen.rows.tolist() == [6, 6, 6]
 
 
@@ -66,7 +68,9 @@ def test_a_sink_of_minus_infinity_is_none() -> None:
 
 
 @pytest.mark.parametrize("n, m", [(0, 5), (5, 0), (0, 0)])
-@pytest.mark.parametrize("options", [{}, {"mask": Causal()}, {"scale": math.inf}, {"bias": regard.ALiBi()}, {"scale": 0.0}])
+@pytest.mark.parametrize(
+    "options", [{}, {"mask": Causal()}, {"scale": math.inf}, {"bias": regard.ALiBi()}, {"scale": 0.0}]
+)
 def test_zero_lengths(n: int, m: int, options: dict) -> None:
     q, k, v = with_grad(rand(2, 3, n, 2), rand(2, 3, m, 2), rand(2, 3, m, 4))
     out, seen = regard.attention(q, k, v, **options, observe=Observe(map=2, profile=1, key_mass=True, top=2, keep=True))
@@ -94,7 +98,11 @@ def test_scale_zero_is_the_mean_and_does_not_look_at_products() -> None:
 
 def test_hard_attention_shares_ties_equally_and_gives_no_gradient_to_products() -> None:
     k = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [-1.0, 0.0]], dtype=D).reshape(1, 1, 4, 2)
-    q, k, v = with_grad(torch.tensor([[[[2.0, 1.0], [0.0, 3.0], [0.0, 0.0]]]], dtype=D), k, torch.arange(8.0, dtype=D).reshape(1, 1, 4, 2))
+    q, k, v = with_grad(
+        torch.tensor([[[[2.0, 1.0], [0.0, 3.0], [0.0, 0.0]]]], dtype=D),
+        k,
+        torch.arange(8.0, dtype=D).reshape(1, 1, 4, 2),
+    )
     out = regard.attention(q, k, v, scale=math.inf)
     expected = torch.stack([(v[0, 0, 0] + v[0, 0, 2]) / 2, v[0, 0, 1], v[0, 0].mean(0)])
     assert torch.equal(out[0, 0], expected)
@@ -119,13 +127,17 @@ def test_equal_keys_tie_exactly_wherever_they_stand(dtype: torch.dtype) -> None:
 def test_hard_ties_share_by_the_bias_and_lse_is_over_it() -> None:
     q, k = torch.ones(1, 1, 1, 1, dtype=D), torch.tensor([3.0, 3.0, 1.0, 3.0], dtype=D).reshape(1, 1, 4, 1)
     bias = torch.tensor([0.3, -0.5, 9.0, -math.inf], dtype=D, requires_grad=True)
-    out, seen = regard.attention(q, k, torch.eye(4, dtype=D).reshape(1, 1, 4, 4), bias=bias, scale=math.inf, observe=Observe())
+    out, seen = regard.attention(
+        q, k, torch.eye(4, dtype=D).reshape(1, 1, 4, 4), bias=bias, scale=math.inf, observe=Observe()
+    )
     expected = torch.softmax(bias[:2], 0)
     assert torch.allclose(out.flatten()[:2], expected, atol=1e-15) and (out.flatten()[2:] == 0).all()
     assert torch.allclose(seen.lse.flatten(), torch.logsumexp(bias[:2], 0).detach())
     assert torch.allclose(seen.entropy.flatten(), -(expected * expected.log()).sum().detach())
     (grad,) = torch.autograd.grad(out.flatten()[0], bias)
-    assert torch.allclose(grad[:2], expected[0] * torch.stack([1 - expected[0], -expected[1]])) and (grad[2:] == 0).all()
+    assert (
+        torch.allclose(grad[:2], expected[0] * torch.stack([1 - expected[0], -expected[1]])) and (grad[2:] == 0).all()
+    )
 
 
 def test_the_hard_limit_ignores_hidden_keys() -> None:

@@ -21,7 +21,9 @@ SIZES = st.sampled_from([0, 1, 2, 3, 5, 7, 11])
 
 def pairs_allowed(mask: Mask, n: int, m: int) -> torch.Tensor:
     """[B, n, m] by the definition, pair by pair."""
-    return torch.tensor([[[allows(mask, b, i, j, n, m) for j in range(m)] for i in range(n)] for b in range(B)]).reshape(B, n, m)
+    return torch.tensor(
+        [[[allows(mask, b, i, j, n, m) for j in range(m)] for i in range(n)] for b in range(B)]
+    ).reshape(B, n, m)
 
 
 def allows(mask: Mask, b: int, i: int, j: int, n: int, m: int) -> bool:
@@ -130,7 +132,9 @@ def test_drawings() -> None:
     assert repr(Padding([2, 3])).splitlines()[1] == "■ ■ ·"
     assert repr(Padding([2, 3])).splitlines()[0] == "Padding([2, 3])"
     assert repr(Causal(offset=0) & Window(1)).splitlines()[0] == "Causal(offset=0) & Window(1, 1)"
-    assert repr((Causal() | Prefix(2)) & Window(1, offset=3)).startswith("(Causal() | Prefix([2])) & Window(1, 1, offset=3)")
+    assert repr((Causal() | Prefix(2)) & Window(1, offset=3)).startswith(
+        "(Causal() | Prefix([2])) & Window(1, 1, offset=3)"
+    )
     assert repr(Padding(torch.full((9,), 10_000))) == "Padding(int64 [9])"  # too large to draw
     assert repr(Segments([0, 1], [1, 1, 0])).splitlines()[:2] == ["Segments([0, 1], [1, 1, 0])", "· · ■"]
     assert repr(Dense(torch.zeros(0, 0, dtype=torch.bool))).startswith("Dense(bool [0, 0])")

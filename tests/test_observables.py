@@ -1,4 +1,4 @@
-"""Observables equal what is computed from the n × n weights; merging equals measuring at once; exact tiles on demand."""
+"""Observables equal their definition on n × n weights; merging equals measuring at once; exact tiles."""
 
 from __future__ import annotations
 
@@ -162,7 +162,9 @@ def test_a_tile_of_everything_is_the_map_and_zooming_is_exact() -> None:
     corner = seen.tile(1, slice(30, 37), slice(40, 53), size=4)
     assert corner.shape == (4, 4)
     pooled = seen.weights(1, slice(30, 37), slice(40, 53))
-    assert torch.allclose(corner[0], torch.stack([pooled[:2, a:b].sum(1).mean() for a, b in ((0, 4), (4, 7), (7, 10), (10, 13))]))
+    assert torch.allclose(
+        corner[0], torch.stack([pooled[:2, a:b].sum(1).mean() for a, b in ((0, 4), (4, 7), (7, 10), (10, 13))])
+    )
 
 
 def test_padding_rows_do_not_count() -> None:
@@ -215,7 +217,9 @@ def test_merging_batches_equals_measuring_them_at_once() -> None:
 def test_unequal_lengths_merge_maps_and_profiles_only() -> None:
     a, b = parts(7, 7, 0)[0], parts(11, 11, 1)[0]
     merged = a.merge(b)
-    assert merged.n is None and all(getattr(merged, name) is None for name in (*ROW_VALUES, "counted", "key_mass", "top"))
+    assert merged.n is None and all(
+        getattr(merged, name) is None for name in (*ROW_VALUES, "counted", "key_mass", "top")
+    )
     assert torch.equal(merged.rows, a.rows + b.rows) and torch.equal(merged.map_rows, a.map_rows + b.map_rows)
     weight = a.map_rows.unsqueeze(-1)
     assert torch.allclose(merged.map * merged.map_rows.unsqueeze(-1), a.map * weight + b.map * b.map_rows.unsqueeze(-1))
@@ -247,7 +251,9 @@ def test_half_precision_is_observed_in_float32(dtype: torch.dtype) -> None:
     out, seen = regard.attention(q, k, v, observe=Observe(map=2))
     exact = regard.attention(q.double(), k.double(), v.double(), observe=Observe(map=2))[1]
     assert out.dtype == dtype and seen.map.dtype == seen.entropy.dtype == torch.float32
-    assert torch.allclose(seen.entropy.double(), exact.entropy, atol=1e-5) and torch.allclose(seen.map.double(), exact.map, atol=1e-6)
+    assert torch.allclose(seen.entropy.double(), exact.entropy, atol=1e-5) and torch.allclose(
+        seen.map.double(), exact.map, atol=1e-6
+    )
 
 
 def seen_once(**options) -> Observation:

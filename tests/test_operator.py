@@ -100,7 +100,9 @@ def test_every_pair_of_options() -> None:
             raise AssertionError(f"with {choice}") from error
 
 
-@given(CASES.filter(lambda c: c.options["softcap"] is None and "sinks" not in c.options and c.options["scale"] != math.inf))
+@given(
+    CASES.filter(lambda c: c.options["softcap"] is None and "sinks" not in c.options and c.options["scale"] != math.inf)
+)
 @settings(max_examples=300)
 def test_equals_torch_where_torch_has_the_option(case: Case) -> None:
     """Bool and float masks, grouped heads, scales, in float64, on rows that see something (torch's others are NaN)."""
@@ -118,7 +120,9 @@ def torch_sdpa(case: Case, options: dict, dtype: torch.dtype):
     m = case.k.shape[-2]
     q4 = case.q.expand(*batch, *case.q.shape[-3:]).reshape(math.prod(batch), H, n, d)
     bias = plain.dense_bias(options["bias"], q4, batch, m)
-    see = plain.visible(options["mask"], None if bias is None else bias.detach(), batch, H, n, m).reshape(*batch, H, n, m)
+    see = plain.visible(options["mask"], None if bias is None else bias.detach(), batch, H, n, m).reshape(
+        *batch, H, n, m
+    )
     added = torch.zeros(see.shape, dtype=torch.float64) if bias is None else bias.detach().reshape(see.shape)
     added = added.masked_fill(~see, -math.inf)
     q, k, v = (x.expand(*batch, *x.shape[-3:]).to(dtype) for x in (case.q, case.k, case.v))

@@ -37,7 +37,7 @@ def case_of(name: str):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_opcheck(name: str) -> None:
-    """Schema, fake tensors, autograd and compilation of the registered operators, with the lowered options of real calls."""
+    """Schema, fake tensors, autograd and compilation of the operators, with the lowered options of real calls."""
     case, seen = case_of(name), []
     real = ops.attention_op
     ops_attention = lambda *args: seen.append(args) or real(*args)  # noqa: E731
@@ -74,7 +74,9 @@ class Layer(nn.Module):
     def forward(self, q, k, v, lengths):
         mask = Causal() & Padding(lengths) & Window(9)
         one, seen = regard.attention(q, k, v, mask=mask, bias=self.table, observe=Observe(map=3, top=2))
-        two = regard.attention(q, k, v, mask=Causal() | regard.Prefix(lengths), bias=regard.ALiBi(), sinks=q[0, :, 0, 0])
+        two = regard.attention(
+            q, k, v, mask=Causal() | regard.Prefix(lengths), bias=regard.ALiBi(), sinks=q[0, :, 0, 0]
+        )
         return one + two, seen.map, seen.entropy
 
 
@@ -104,7 +106,9 @@ def test_compile_without_graph_breaks(backend: str, dynamic: bool) -> None:
 def test_compile_takes_masks_as_arguments_and_returns_observations() -> None:
     torch._dynamo.reset()
     call = torch.compile(
-        lambda q, mask: regard.attention(q, q, q, mask=mask, observe=Observe(keep=True)), fullgraph=True, backend="aot_eager"
+        lambda q, mask: regard.attention(q, q, q, mask=mask, observe=Observe(keep=True)),
+        fullgraph=True,
+        backend="aot_eager",
     )
     q = torch.randn(2, 1, 5, 3, dtype=torch.float64)
     for mask in (Causal(), Causal() & Padding([5, 3])):
@@ -138,8 +142,18 @@ def test_export_with_masks_in_and_observations_out() -> None:
 
 
 def test_values_survive_a_trip_through_pytrees() -> None:
-    mask = (Causal(offset=1) | regard.Prefix([2])) & regard.Segments([0, 0, 1]) & regard.Dense(torch.ones(3, 3, dtype=torch.bool))
-    values = [mask, Window(2), regard.ALiBi(slopes=torch.tensor([0.5])), Observe(map=3, queries=torch.tensor([2])), Scores(1.0)]
+    mask = (
+        (Causal(offset=1) | regard.Prefix([2]))
+        & regard.Segments([0, 0, 1])
+        & regard.Dense(torch.ones(3, 3, dtype=torch.bool))
+    )
+    values = [
+        mask,
+        Window(2),
+        regard.ALiBi(slopes=torch.tensor([0.5])),
+        Observe(map=3, queries=torch.tensor([2])),
+        Scores(1.0),
+    ]
     for value in values:
         leaves, spec = torch.utils._pytree.tree_flatten(value)
         assert all(isinstance(x, torch.Tensor) for x in leaves)
@@ -188,7 +202,9 @@ def test_several_threads_and_a_forked_child_agree() -> None:
     q = torch.randn(2, 2, 33, 8)
     expected = regard.attention(q, q, q, mask=Causal())
     found: list[torch.Tensor] = []
-    workers = [threading.Thread(target=lambda: found.append(regard.attention(q, q, q, mask=Causal()))) for _ in range(4)]
+    workers = [
+        threading.Thread(target=lambda: found.append(regard.attention(q, q, q, mask=Causal()))) for _ in range(4)
+    ]
     for w in workers:
         w.start()
     for w in workers:
@@ -206,12 +222,13 @@ def _in_child(queue, q: torch.Tensor, expected: torch.Tensor) -> None:
     queue.put(torch.allclose(regard.attention(q, q, q, mask=Causal()), expected, atol=1e-6))
 
 
-# --- torch's own signature ---------------------------------------------------------------------------------------------
+# --- torch's own signature -------------------------------------------------------------------------------------------
 
 
 def test_sdpa_has_torchs_signature() -> None:
     ours = inspect.signature(regard.scaled_dot_product_attention)
-    assert list(ours.parameters) == "query key value attn_mask dropout_p is_causal scale enable_gqa".split()
+    names = ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"]
+    assert list(ours.parameters) == names
     defaults = {name: p.default for name, p in ours.parameters.items() if p.default is not inspect.Parameter.empty}
     assert defaults == {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
 

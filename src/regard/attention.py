@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -17,6 +18,57 @@ from regard.scores import Bias, RelativeTerm, Scores, row_bounds
 from regard.shapes import Shape, attention_shape, broadcasts, flatten_batch, flatten_scores_like, number, offset_of
 
 __all__ = ["attention", "scaled_dot_product_attention"]
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | Tensor | None = ...,
+    bias: Bias | Tensor | None = ...,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    sinks: Tensor | None = ...,
+    dropout: float = ...,
+    observe: None = ...,
+    backend: str = ...,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | Tensor | None = ...,
+    bias: Bias | Tensor | None = ...,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    sinks: Tensor | None = ...,
+    dropout: float = ...,
+    observe: Observe,
+    backend: str = ...,
+) -> tuple[Tensor, Observation]: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | Tensor | None = ...,
+    bias: Bias | Tensor | None = ...,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    sinks: Tensor | None = ...,
+    dropout: float = ...,
+    observe: Observe | None,
+    backend: str = ...,
+) -> Tensor | tuple[Tensor, Observation]: ...
 
 
 def attention(
@@ -67,7 +119,9 @@ def attention(
     chosen = choose(backend, q)
     scores = _lower_numbers(shape, scale, softcap, sinks, dropout, q.device)
     q4, k4, v4 = (flatten_batch(x, shape.batch) for x in (q, k, v))
-    scores = replace(scores, **_lower_mask(mask, shape, q.device), **_lower_bias(bias, q4, shape))
+    lo, hi, see = _lower_mask(mask, shape, q.device)
+    added, terms = _lower_bias(bias, q4, shape)
+    scores = replace(scores, lo=lo, hi=hi, mask=see, bias=added, terms=terms)
     given = ops.options(scores, chosen)
     if observe is None:
         out, _ = ops.attention_op(q4, k4, v4, *given)
@@ -102,14 +156,16 @@ def scaled_dot_product_attention(
     """``torch.nn.functional.scaled_dot_product_attention``, argument for argument, by ``regard.attention``.
 
     A bool ``attn_mask`` means True = may attend, a float one is added. ``is_causal`` is torch's: top-left, query 0 sees
-    key 0 alone. Heads broadcast as torch's do; grouped heads need ``enable_gqa``. Unlike torch, a fully masked row is 0.
+    key 0 alone. Heads broadcast as torch's do; grouped heads need ``enable_gqa``. A fully masked row is 0.
 
     >>> x = torch.ones(1, 1, 3, 2)
     >>> scaled_dot_product_attention(x, x, x, is_causal=True).shape
     torch.Size([1, 1, 3, 2])
     """
     if attn_mask is not None and is_causal:
-        raise ValueError("attn_mask and is_causal=True were both given; torch takes one of them (combine masks in regard.attention)")
+        raise ValueError(
+            "attn_mask and is_causal=True were both given; torch takes one of them (combine masks in regard.attention)"
+        )
     lead = query.ndim - 2
     query, key, value = (x if x.ndim >= 3 else x.unsqueeze(0) for x in (query, key, value))
     if not enable_gqa:
@@ -120,12 +176,17 @@ def scaled_dot_product_attention(
         query = query.expand(*query.shape[:-3], *heads, *query.shape[-2:])
         both = torch.broadcast_shapes(key.shape[-3:-2], value.shape[-3:-2])
         key, value = (x.expand(*x.shape[:-3], *both, *x.shape[-2:]) for x in (key, value))
-    mask = Causal(offset=0) if is_causal else attn_mask if attn_mask is not None and attn_mask.dtype == torch.bool else None
+    mask = (
+        Causal(offset=0)
+        if is_causal
+        else attn_mask
+        if attn_mask is not None and attn_mask.dtype == torch.bool
+        else None
+    )
     bias = attn_mask if attn_mask is not None and attn_mask.dtype != torch.bool else None
     if scale is not None and scale < 0:  # torch allows it: −scale·q·k is scale·(−q)·k
         query, scale = -query, -scale
     out = attention(query, key, value, mask=mask, bias=bias, scale=scale, dropout=dropout_p)
-    assert isinstance(out, Tensor)
     return out if lead else out.squeeze(0)
 
 
@@ -168,9 +229,12 @@ def _lower_numbers(
     return Scores(beta, cap, sinks=sinks, dropout=drop, seed=seed)
 
 
-def _lower_mask(mask: Mask | Tensor | None, shape: Shape, device: torch.device) -> dict[str, Tensor | None]:
+def _lower_mask(
+    mask: Mask | Tensor | None, shape: Shape, device: torch.device
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """``lo``, ``hi`` and the dense mask of ``Scores``."""
     if mask is None:
-        return {}
+        return None, None, None
     if isinstance(mask, Tensor):
         mask = Dense(mask)
     if not isinstance(mask, Mask):
@@ -178,12 +242,13 @@ def _lower_mask(mask: Mask | Tensor | None, shape: Shape, device: torch.device) 
     row_mask = mask.lower(shape.n, shape.m, device)
     lo, hi = row_bounds(row_mask, shape)
     dense = row_mask.dense
-    return {"lo": lo, "hi": hi, "mask": None if dense is None else flatten_scores_like(dense, shape, "mask")}
+    return lo, hi, None if dense is None else flatten_scores_like(dense, shape, "mask")
 
 
-def _lower_bias(bias: Bias | Tensor | None, q: Tensor, shape: Shape) -> dict[str, Tensor | tuple[RelativeTerm, ...] | None]:
+def _lower_bias(bias: Bias | Tensor | None, q: Tensor, shape: Shape) -> tuple[Tensor | None, tuple[RelativeTerm, ...]]:
+    """The dense bias and the relative terms of ``Scores``."""
     if bias is None:
-        return {}
+        return None, ()
     if isinstance(bias, Bias):
         terms = bias.terms(q, shape.m)
         for term in terms:
@@ -191,13 +256,13 @@ def _lower_bias(bias: Bias | Tensor | None, q: Tensor, shape: Shape) -> dict[str
                 raise ValueError(
                     f"bias {type(bias).__name__} is made for {term.table.shape[1]} heads, but q has {shape.heads}"
                 )
-        return {"terms": terms}
+        return None, terms
     if not isinstance(bias, Tensor):
         raise TypeError(f"bias must be a bias value or a float tensor, got {type(bias).__name__}")
     if not bias.is_floating_point():
         hint = "; a bool tensor is a mask: pass it as mask= (True = may attend)" if bias.dtype == torch.bool else ""
         raise TypeError(f"bias must be a float tensor, got {bias.dtype}{hint}")
-    return {"bias": flatten_scores_like(bias.to(q.device), shape, "bias")}
+    return flatten_scores_like(bias.to(q.device), shape, "bias"), ()
 
 
 def _real_queries(observe: Observe, mask: Mask | Tensor | None, shape: Shape, device: torch.device) -> Tensor | None:

@@ -39,7 +39,7 @@ class Mask:
         return self.lower(n, m, device).as_dense(n, m).to(device)
 
     def real_queries(self, n: int, m: int) -> Tensor | None:
-        """``[B, n]``: the queries that are no padding, where the mask knows (self-attention with a ``Padding`` in it)."""
+        """``[B, n]``: the queries that are no padding, where the mask knows (n = m and a ``Padding`` in it)."""
         return None
 
     def __and__(self, other: Mask) -> Mask:
@@ -67,7 +67,9 @@ class Mask:
         first = see.reshape(-1, n, m)[0] if see.numel() else see.reshape(n, m)
         lines = [" ".join("■" if allowed else "·" for allowed in row) for row in first.tolist()]
         which = "" if see.ndim == 2 else ", first batch entry"
-        return "\n".join([self._name(), *lines, f"(rows: {n} queries, columns: {m} keys{which}; ■ may attend, · hidden)"])
+        return "\n".join(
+            [self._name(), *lines, f"(rows: {n} queries, columns: {m} keys{which}; ■ may attend, · hidden)"]
+        )
 
 
 @value
@@ -138,7 +140,9 @@ class Padding(Mask):
         x = keys if isinstance(keys, Tensor) else torch.as_tensor(keys)
         if x.dtype == torch.bool:
             if x.ndim == 0:
-                raise ValueError("Padding takes lengths [B], or a bool tensor [B, m] where True = a real key; got one bool")
+                raise ValueError(
+                    "Padding takes lengths [B], or a bool tensor [B, m] where True = a real key; got one bool"
+                )
         elif x.is_floating_point() or x.is_complex():
             raise TypeError(
                 f"Padding takes lengths (whole numbers) or a bool tensor where True = a real key, got {x.dtype}; "
@@ -181,7 +185,7 @@ class Padding(Mask):
 @value
 @dataclass(frozen=True, repr=False)
 class Prefix(Mask):
-    """``j < lengths[b]``: every query sees the first keys. A prefix language model is ``Causal() | Prefix(lengths)``."""
+    """``j < lengths[b]``: every query sees the first keys; ``Causal() | Prefix(lengths)`` is a prefix model."""
 
     lengths: Tensor
 
@@ -218,7 +222,9 @@ class Segments(Mask):
         for name, x in (("ids", ids), ("key_ids", key_ids)):
             x = None if x is None else torch.as_tensor(x)
             if x is not None and (x.is_floating_point() or x.is_complex() or x.ndim == 0):
-                raise TypeError(f"Segments {name} must be whole numbers of shape [n] or [B, n], got {x.dtype} {list(x.shape)}")
+                raise TypeError(
+                    f"Segments {name} must be whole numbers of shape [n] or [B, n], got {x.dtype} {list(x.shape)}"
+                )
             object.__setattr__(self, name, None if x is None else x.long())
 
     def _ids(self, n: int, m: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
@@ -228,7 +234,7 @@ class Segments(Mask):
             ids = ids[..., m - n :]
         if ids.shape[-1] != n or key_ids.shape[-1] != m:
             raise ValueError(
-                f"Segments has ids for {ids.shape[-1]} queries and {key_ids.shape[-1]} keys, but there are {n} and {m}; "
+                f"Segments has ids for {ids.shape[-1]} queries and {key_ids.shape[-1]} keys, there are {n} and {m}; "
                 "give key_ids as well where queries and keys are not the same tokens"
             )
         return ids, key_ids
@@ -266,7 +272,8 @@ class Dense(Mask):
         see = torch.as_tensor(see)
         if see.dtype != torch.bool:
             raise TypeError(
-                f"a mask is bool with True = may attend, got {see.dtype}; an additive mask (0 and −inf) is a bias: pass it as bias="
+                f"a mask is bool with True = may attend, got {see.dtype}; "
+                "an additive mask (0 and −inf) is a bias: pass it as bias="
             )
         object.__setattr__(self, "see", see)
 
@@ -341,19 +348,23 @@ def from_torch(
     if key_padding_mask is not None:
         hidden = _hidden("key_padding_mask", key_padding_mask)
         if hidden.ndim not in (1, 2):
-            raise ValueError(f"key_padding_mask has shape {list(hidden.shape)}; it must be [B, m] or [m], True = ignore this key")
+            raise ValueError(
+                f"key_padding_mask has shape {list(hidden.shape)}; it must be [B, m] or [m], True = ignore this key"
+            )
         parts.append(Padding(~hidden))
     if attn_mask is not None:
         hidden = _hidden("attn_mask", attn_mask)
         if hidden.ndim == 3:
             if heads is None or hidden.shape[0] % heads:
                 raise ValueError(
-                    f"attn_mask has shape {list(hidden.shape)} = [B·heads, n, m], True = hide; give heads= that divides "
-                    f"{hidden.shape[0]}, got {heads}"
+                    f"attn_mask has shape {list(hidden.shape)} = [B·heads, n, m], True = hide; "
+                    f"give heads= that divides {hidden.shape[0]}, got {heads}"
                 )
             hidden = hidden.unflatten(0, (-1, heads))
         elif hidden.ndim != 2:
-            raise ValueError(f"attn_mask has shape {list(hidden.shape)}; it must be [n, m] or [B·heads, n, m], True = hide")
+            raise ValueError(
+                f"attn_mask has shape {list(hidden.shape)}; it must be [n, m] or [B·heads, n, m], True = hide"
+            )
         parts.append(Dense(~hidden))
     if not parts:
         return None
@@ -364,7 +375,9 @@ def _hidden(name: str, x: Tensor) -> Tensor:
     if x.dtype == torch.bool:
         return x
     if not x.is_floating_point():
-        raise TypeError(f"{name} is {x.dtype}; nn.MultiheadAttention's masks are bool with True = ignore, or float with −inf = ignore")
+        raise TypeError(
+            f"{name} is {x.dtype}; nn.MultiheadAttention's masks are bool, True = ignore, or float, −inf = ignore"
+        )
     hidden = x == float("-inf")
     if not tracing() and not bool((hidden | (x == 0)).all()):
         raise ValueError(f"{name} holds values other than 0 and −inf: that is a bias, not a mask; pass it as bias=")

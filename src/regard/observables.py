@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -46,10 +46,10 @@ class Observe:
     """What to measure while attention is computed. Row values always; the rest as asked.
 
     ``map=g`` a g × g pooled map, ``profile=r`` (or ``(ry, rx)`` on a grid) the mean weight at each offset,
-    ``key_mass``, ``top=k``; ``sink=S`` first keys and ``local=r`` set the two row masses. ``grid=(height, width)`` reads
+    ``key_mass``, ``top=k``; ``sink=S`` first keys and ``local=r`` set two row masses. ``grid=(height, width)`` reads
     positions as cells of an image, the last height·width keys; tokens before it (a class token) stand nowhere.
-    ``offset`` as in masks. ``queries``: the real query rows, lengths ``[B]`` or bool ``[B, n]``; without it a ``Padding``
-    in the mask serves where n = m. ``keep=True`` holds q, k and lse for exact weights later.
+    ``offset`` as in masks. ``queries``: the real query rows, lengths ``[B]`` or bool ``[B, n]``; without it a
+    ``Padding`` in the mask serves where n = m. ``keep=True`` holds q, k and lse for exact weights later.
 
     >>> Observe(map=8, top=2).map
     8
@@ -98,7 +98,9 @@ class Observe:
             lengths = lengths_tensor("Observe queries", x)
             return torch.arange(n, device=lengths.device) < lengths.reshape(-1, 1)
         if x.shape[-1:] != (n,):
-            raise ValueError(f"Observe queries has shape {list(x.shape)}; it must be lengths [B] or bool [B, {n}], True = real")
+            raise ValueError(
+                f"Observe queries has shape {list(x.shape)}; it must be lengths [B] or bool [B, {n}], True = real"
+            )
         return x.reshape(-1, n)
 
 
@@ -149,7 +151,10 @@ class Observation:
         """The mean ``[H]`` of a row value over the rows that count (NaN for a head with none)."""
         values = getattr(self, name) if name in ROW_VALUES else None
         if values is None or self.counted is None:
-            known = ", ".join(x for x in ROW_VALUES if getattr(self, x) is not None) or "none: calls of unequal n were merged"
+            known = (
+                ", ".join(x for x in ROW_VALUES if getattr(self, x) is not None)
+                or "none: calls of unequal n were merged"
+            )
             raise ValueError(f"there is no row value {name!r} here; there are: {known}")
         counted = self.counted
         if name == "distance" and self.observe.grid is not None:
@@ -163,7 +168,7 @@ class Observation:
         return (at >= self.m - self.observe.grid[0] * self.observe.grid[1]) & (at < self.m)
 
     def merge(self, *others: Observation) -> Observation:
-        """One observation of all calls: row values concatenate along the batch, per-head values average by counted rows.
+        """One observation of all calls: row values concatenate along the batch, per-head ones average by counted rows.
 
         The calls must have observed the same things with the same heads. Where n or m differ only maps and profiles
         merge; the rest becomes None.
@@ -179,7 +184,10 @@ class Observation:
         return call.weights(batch, head, rows, keys)
 
     def tile(self, head: int, rows: Where = None, keys: Where = None, size: int = 64, *, batch: int = 0) -> Tensor:
-        """A region pooled to at most ``size × size`` as in ``map``: rows by mean, keys by sum; exact weights once the region is that small."""
+        """A region pooled to at most ``size × size`` as in ``map``: rows by mean, keys by sum.
+
+        A region that is no larger than that is not pooled: its cells are exact weights.
+        """
         integer("size", size, least=1)
         call, entry = self._call(batch)
         if self.counted is None:
@@ -210,26 +218,29 @@ def _merge(a: Observation, b: Observation) -> Observation:
         x, y = getattr(a, name), getattr(b, name)
         return torch.cat([x, y]) if same and x is not None and y is not None else None
 
-    def average(name: str, counts: tuple[Tensor | None, Tensor | None]) -> Tensor | None:
+    def average(name: str, counts: str) -> Tensor | None:
         x, y = getattr(a, name), getattr(b, name)
-        if x is None or y is None or counts[0] is None or counts[1] is None:
+        if x is None or y is None:
             return None
-        weight_x, weight_y = (c.to(x.dtype).reshape(*c.shape, *[1] * (x.ndim - c.ndim)) for c in counts)
-        return (weight_x * x + weight_y * y) / (weight_x + weight_y).clamp(min=1)
+        weights = [getattr(part, counts).to(x.dtype) for part in (a, b)]
+        w, u = (c.reshape(*c.shape, *[1] * (x.ndim - c.ndim)) for c in weights)
+        return (w * x + u * y) / (w + u).clamp(min=1)
 
     def add(x: Tensor | None, y: Tensor | None) -> Tensor | None:
         return None if x is None or y is None else x + y
+
+    joined: dict[str, Any] = {name: join(name) for name in (*ROW_VALUES, "counted", "top", "top_at")}
 
     return replace(
         a,
         n=a.n if same else None,
         m=a.m if same else None,
         rows=a.rows + b.rows,
-        **{name: join(name) for name in (*ROW_VALUES, "counted", "top", "top_at")},
-        key_mass=average("key_mass", (a.rows, b.rows)) if same else None,
-        map=average("map", (a.map_rows, b.map_rows)),
+        **joined,
+        key_mass=average("key_mass", "rows") if same else None,
+        map=average("map", "map_rows"),
         map_rows=add(a.map_rows, b.map_rows),
-        profile=average("profile", (a.profile_rows, b.profile_rows)),
+        profile=average("profile", "profile_rows"),
         profile_rows=add(a.profile_rows, b.profile_rows),
         kept=a.kept + b.kept,
     )

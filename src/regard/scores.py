@@ -157,7 +157,9 @@ def positions_2d(
     """
     cells = height * width
     if m < cells:
-        raise ValueError(f"a {height} × {width} grid has {cells} cells, but there are {m} keys; m must be at least {cells}")
+        raise ValueError(
+            f"a {height} × {width} grid has {cells} cells, but there are {m} keys; m must be at least {cells}"
+        )
 
     def cell(at: Tensor) -> tuple[Tensor, Tensor]:
         at = at - (m - cells)
@@ -169,15 +171,15 @@ def positions_2d(
     return (query_y, key_y), (query_x, key_x)
 
 
-def term_index(term: RelativeTerm, rows: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
-    """Column of the table for each pair of a tile, and which pairs have one (None: all of them)."""
+def term_index(term: RelativeTerm, rows: slice | Tensor, keys: slice | Tensor) -> tuple[Tensor, Tensor]:
+    """Column of the table for each pair of a tile, and which pairs have one."""
     query_at, key_at = term.query_at[rows], term.key_at[keys]
     index = (key_at - query_at.unsqueeze(-1) - term.first).clamp_(0, term.table.shape[-1] - 1)
     somewhere = (key_at != NOWHERE) & (query_at != NOWHERE).unsqueeze(-1)
     return index, somewhere
 
 
-def term_tile(term: RelativeTerm, rows: slice, keys: slice) -> Tensor:
+def term_tile(term: RelativeTerm, rows: slice | Tensor, keys: slice | Tensor) -> Tensor:
     """The term's bias on a tile: ``[B or 1, H or 1, rows, keys]``."""
     index, somewhere = term_index(term, rows, keys)
     table = term.table if term.table.shape[2] == 1 else term.table[:, :, rows]
@@ -210,12 +212,11 @@ class Scores:
 
     def detach(self) -> Scores:
         """The same options without gradients and without dropout, for looking at later."""
-        free = lambda x: None if x is None else x.detach()  # noqa: E731
         return replace(
             self,
-            bias=free(self.bias),
+            bias=None if self.bias is None else self.bias.detach(),
             terms=tuple(replace(t, table=t.table.detach()) for t in self.terms),
-            sinks=free(self.sinks),
+            sinks=None if self.sinks is None else self.sinks.detach(),
             dropout=0.0,
             seed=None,
         )
@@ -223,18 +224,16 @@ class Scores:
     def select(self, batch: int, head: int) -> Scores:
         """The same options for one head of one batch entry."""
 
-        def one(x: Tensor | None) -> Tensor | None:
-            if x is None:
-                return None
+        def one(x: Tensor) -> Tensor:
             x = x[batch : batch + 1] if x.shape[0] > 1 else x
             return x[:, head : head + 1] if x.ndim == 4 and x.shape[1] > 1 else x
 
         return replace(
             self,
-            lo=one(self.lo),
-            hi=one(self.hi),
-            mask=one(self.mask),
-            bias=one(self.bias),
+            lo=None if self.lo is None else one(self.lo),
+            hi=None if self.hi is None else one(self.hi),
+            mask=None if self.mask is None else one(self.mask),
+            bias=None if self.bias is None else one(self.bias),
             terms=tuple(replace(t, table=one(t.table)) for t in self.terms),
             sinks=None if self.sinks is None else self.sinks[head : head + 1],
         )

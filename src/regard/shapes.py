@@ -60,7 +60,9 @@ def attention_shape(q: Tensor, k: Tensor, v: Tensor) -> Shape:
         if x.dtype not in DTYPES:
             raise TypeError(f"{name} is {x.dtype}; attention takes float64, float32, bfloat16 or float16")
         if x.ndim < 3:
-            raise ValueError(f"{name} has shape {list(x.shape)}; it needs at least 3 dimensions, [*batch, heads, length, width]")
+            raise ValueError(
+                f"{name} has shape {list(x.shape)}; it needs at least 3 dimensions, [*batch, heads, length, width]"
+            )
     if not (q.dtype == k.dtype == v.dtype):
         raise TypeError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not (q.device == k.device == v.device):
@@ -73,7 +75,8 @@ def attention_shape(q: Tensor, k: Tensor, v: Tensor) -> Shape:
         raise ValueError(f"q has {heads} heads of width {d} and k {kv_heads} heads; none of these may be 0")
     if tuple(v.shape[-3:-1]) != (kv_heads, m):
         raise ValueError(
-            f"v has {v.shape[-3]} heads of {v.shape[-2]} rows; k has {kv_heads} heads of {m} keys: there must be one value a key"
+            f"v has {v.shape[-3]} heads of {v.shape[-2]} rows; k has {kv_heads} heads of {m} keys: "
+            "there must be one value a key"
         )
     if heads % kv_heads:
         raise ValueError(f"q has {heads} heads and k {kv_heads}; key heads must divide query heads")
@@ -81,13 +84,14 @@ def attention_shape(q: Tensor, k: Tensor, v: Tensor) -> Shape:
         batch = tuple(torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3]))
     except RuntimeError:
         raise ValueError(
-            f"batch dimensions {list(q.shape[:-3])}, {list(k.shape[:-3])} and {list(v.shape[:-3])} of q, k and v do not broadcast"
+            f"batch dimensions {list(q.shape[:-3])}, {list(k.shape[:-3])} and {list(v.shape[:-3])} "
+            "of q, k and v do not broadcast"
         ) from None
     return Shape(batch, heads, kv_heads, n, m, d, v.shape[-1])
 
 
 def broadcasts(size: int, to: int) -> bool:
-    """Does a dimension of ``size`` broadcast to ``to``? Spelled out, because ``in`` does not see symbolic sizes as equal."""
+    """Does a dimension of ``size`` broadcast to ``to``? Spelled out: ``in`` does not see symbolic sizes as equal."""
     return size == 1 or size == to
 
 
@@ -103,13 +107,15 @@ def flatten_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 
 
 def flatten_scores_like(x: Tensor, shape: Shape, name: str) -> Tensor:
-    """``x`` broadcastable to ``[*batch, H, n, m] → [B or 1, H or 1, n or 1, m or 1]``, broadcast dimensions kept at 1."""
+    """``x`` broadcastable to ``[*batch, H, n, m] → [B or 1, H or 1, n or 1, m or 1]``, broadcast sizes kept at 1."""
     full = shape.scores
     fits = x.ndim <= len(full) and all(
         broadcasts(a, b) for a, b in zip(reversed(x.shape), reversed(full), strict=False)
     )
     if not fits:
-        raise ValueError(f"{name} has shape {list(x.shape)}, which does not broadcast to [*batch, heads, n, m] = {list(full)}")
+        raise ValueError(
+            f"{name} has shape {list(x.shape)}, which does not broadcast to [*batch, heads, n, m] = {list(full)}"
+        )
     x = x.reshape(*([1] * (len(full) - x.ndim)), *x.shape)
     batch = x.shape[:-3]
     if all(size == 1 for size in batch):
@@ -131,7 +137,9 @@ def number(name: str, value: object, *, least: float | None = None) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat | torch.SymInt):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not tracing() and (math.isnan(value) or (least is not None and value < least)):
-        raise ValueError(f"{name} must be a number ≥ {least}, got {value}" if least is not None else f"{name} is {value}")
+        raise ValueError(
+            f"{name} must be a number ≥ {least}, got {value}" if least is not None else f"{name} is {value}"
+        )
     return float(value)
 
 

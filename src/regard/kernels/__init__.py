@@ -1,1 +1,1 @@
-"""How attention is computed: ``reference`` (the truth, any device) and ``native`` (the C++ kernel), behind ``choose``."""
+"""How attention is computed: ``reference`` (the truth, any device), ``native`` (the C++ kernel), and ``choose``."""

@@ -37,7 +37,9 @@ class _Places:
         _, _, n, m = problem.sizes
         device = problem.q.device
         self.line = positions_1d(n, m, observe.offset, device)
-        self.axes = [self.line] if observe.grid is None else list(positions_2d(n, m, *observe.grid, observe.offset, device))
+        self.axes = (
+            [self.line] if observe.grid is None else list(positions_2d(n, m, *observe.grid, observe.offset, device))
+        )
 
     def line_offset(self, rows: slice, keys: slice) -> Tensor:
         return self.line[1][keys] - self.line[0][rows].unsqueeze(-1)
@@ -185,7 +187,9 @@ class _Measurement:
         return {name: values[name] for name in (*row_names(), *head_names(self.observe))}
 
 
-def measure(q: Tensor, k: Tensor, lse: Tensor, scores: Scores, observe: Observe, real: Tensor | None) -> dict[str, Tensor]:
+def measure(
+    q: Tensor, k: Tensor, lse: Tensor, scores: Scores, observe: Observe, real: Tensor | None
+) -> dict[str, Tensor]:
     """Every observable but lse, by name. ``real``: bool ``[B or 1, n]``, the query rows that are no padding."""
     problem = Problem(q, k, scores)
     measurement = _Measurement(problem, observe, real)

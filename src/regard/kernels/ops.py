@@ -1,7 +1,7 @@
 """The kernels as ``torch.library`` operators, with fake tensors, gradients and refusals; options arrive lowered.
 
-    regard::attention           → out, lse                       regard::attention_backward → gradients
-    regard::observed_attention  → out, lse, then the observables in the order of ``measured_names``
+regard::attention           → out, lse                       regard::attention_backward → gradients
+regard::observed_attention  → out, lse, then the observables in the order of ``measured_names``
 """
 
 from __future__ import annotations
@@ -136,7 +136,9 @@ def _observed_fake(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> list[Tensor]
     return [*_attention_fake(q, k, v), *(q.new_empty(shape, dtype=dtype) for shape, dtype in measured)]
 
 
-def _backward_fake(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *given: Any) -> list[Tensor]:
+def _backward_fake(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *given: Any
+) -> list[Tensor]:
     *lowered, biases = given
     scores = _scores(tuple(lowered))
     like = [q, k, v] + ([] if scores.sinks is None else [scores.sinks])
@@ -182,12 +184,14 @@ def _gradients(ctx: Any, *grads: Any) -> tuple[Any, ...]:
 
 def _no_double_backward(ctx: Any, *grads: Any) -> Any:
     raise RuntimeError(
-        "regard.attention has no second derivative; for one, write the n × n formula with torch operations at a small size"
+        "regard.attention has no second derivative; for one, write the n × n formula in torch, at a small size"
     )
 
 
 def _no_vmap(*args: Any) -> Any:
-    raise RuntimeError("regard.attention does not run under vmap; give the batch as leading dimensions of q, k and v instead")
+    raise RuntimeError(
+        "regard.attention does not run under vmap; give the batch as leading dimensions of q, k and v instead"
+    )
 
 
 def _define(name: str, schema: str, body: Any, fake: Any) -> Any:

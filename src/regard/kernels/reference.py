@@ -2,7 +2,8 @@
 
     forward    m ← max(m, max_j s),  l ← l·e^(m_old − m) + Σ_j e^(s − m),  o ← o·e^(m_old − m) + Σ_j e^(s − m) v_j
                out = o / l,  lse = m + log l
-    backward   A = e^(s − lse),  Δ_i = Σ out_i·g_i,  dS = A ∘ (g vᵀ − Δ),  dq = scale·dS k,  dk = scale·dSᵀ q,  dv = Aᵀ g
+    backward   A = e^(s − lse),  Δ_i = out_i·g_i,  dS = A ∘ (g vᵀ − Δ)
+               dq = scale·dS k,  dk = scale·dSᵀ q,  dv = Aᵀ g
 
 A learned sink is where the running maximum and sum start: m = sink, l = 1, o = 0. Rows that see nothing end with
 l = 0; they give 0, and lse −inf. Works on any device; sums are kept in float32, or float64 for float64.
@@ -33,7 +34,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Te
         for keys in spans:
             tile = score_tile(problem, rows, keys, best)
             top_now = torch.maximum(top, tile.logits.amax(-1, keepdim=True))
-            safe = torch.where(top_now == -math.inf, 0.0, top_now)  # −inf − −inf would be NaN in a row that sees nothing
+            safe = torch.where(
+                top_now == -math.inf, 0.0, top_now
+            )  # −inf − −inf would be NaN in a row that sees nothing
             weights = torch.exp(tile.logits - safe)
             fade = torch.exp(top - safe)
             total = total * fade + weights.sum(-1, keepdim=True)
@@ -152,7 +155,7 @@ def _pull(g: Tensor, v: Tensor, keys: slice) -> Tensor:
 
 
 def _sink_gradient(sinks: Tensor | None, lse: Tensor, delta: Tensor) -> Tensor | None:
-    """``d sink_h = −Σ_{b,i} A_sink Δ_i``; a row that sees no key has out = 0, so its Δ is 0 whatever the gradient is."""
+    """``d sink_h = −Σ_{b,i} A_sink Δ_i``; a row that sees no key has out = 0, so its Δ is 0 whatever g is."""
     if sinks is None:
         return None
     sink = sinks.to(lse.dtype).view(1, -1, 1)

@@ -217,7 +217,7 @@ def dropout_tile(problem: Problem, rows: slice, keys: slice) -> Tensor | None:
 
 
 def weigh(weights: Tensor, x: Tensor, visible: Tensor | None, *, finite: bool) -> Tensor:
-    """``weights [B, G, rows, keys] @ x [B, G, keys, width]`` in which a hidden pair adds nothing, even if x is NaN there.
+    """``weights [B, G, rows, keys] @ x [B, G, keys, width]`` in which a hidden pair adds nothing, be x NaN there.
 
     0 · NaN is never formed: rows of x that are not finite leave the product and are added for the pairs that see them.
     """

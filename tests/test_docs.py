@@ -1,0 +1,61 @@
+"""What the documents promise: examples run, links lead somewhere, exports exist and are documented."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import regard
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+MODULES = sorted(
+    name for _, name, _ in pkgutil.walk_packages(regard.__path__, "regard.") if not name.endswith("_native")
+)
+ELLIPSIS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+
+@pytest.mark.parametrize("name", ["regard", *MODULES])
+def test_examples_in_docstrings_run(name: str) -> None:
+    module = importlib.import_module(name)
+    # The names a reader of the page has at hand: the module's own, and torch.
+    import torch
+
+    results = doctest.testmod(module, extraglobs={"torch": torch, "regard": regard}, optionflags=ELLIPSIS)
+    assert results.failed == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_python_on_pages_runs(page: Path) -> None:
+    """Each block in a namespace of its own; a block with >>> is checked for what it prints."""
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        if block.startswith(">>>"):
+            test = doctest.DocTestParser().get_doctest(block, {}, page.name, page.name, 0)
+            assert doctest.DocTestRunner(optionflags=ELLIPSIS).run(test).failed == 0
+        elif "import" in block:  # a block without imports is a signature, shown and not run
+            exec(compile(block, page.name, "exec"), {})  # noqa: S102
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert target.startswith("http") or (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("name", ["regard", "regard.masks", "regard.positions", "regard.observables", "regard.nn"])
+def test_exports_exist_and_are_documented(name: str) -> None:
+    module = importlib.import_module(name)
+    assert sorted(module.__all__) == list(module.__all__) or name == "regard.observables"
+    for export in module.__all__:
+        assert (getattr(module, export).__doc__ or "").strip() or not callable(getattr(module, export)), export
+
+
+def test_every_public_name_at_the_top_is_in_the_operators_pages() -> None:
+    pages = "".join(p.read_text(encoding="utf-8") for p in PAGES)
+    missing = [name for name in regard.__all__ if name not in pages]
+    assert not missing
