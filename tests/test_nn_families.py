@@ -1,4 +1,4 @@
-"""The families people load are compositions of these parts: their published sizes come out, with no code of their own."""
+"""The families people load are compositions of these parts: their published sizes come out, by options alone."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_published_sizes(family: str) -> None:
 
 @torch.no_grad()
 def test_a_small_t5_decodes_step_by_step() -> None:
-    """Shared learned buckets, no biases, scale 1, heads of a width of their own; the decoder's buckets look back only."""
+    """Shared learned buckets, no biases, scale 1, heads of their own width; the target looks back only."""
     torch.manual_seed(0)
     options = {**BARE, "activation": "gelu_tanh", "gated": True, "scale": 1.0, "d_key": 5}
     position, backwards = T5Buckets(3, buckets=8, max_distance=6), T5Buckets(3, 8, 6, bidirectional=False)
