@@ -121,6 +121,12 @@ def test_what_is_no_run_becomes_dense() -> None:
     assert Padding(torch.tensor([[True, False, True]])).lower(3, 3).dense is not None
 
 
+def test_a_bool_tensor_beside_a_mask_is_dense() -> None:
+    see = torch.rand(5, 5) < 0.5
+    assert torch.equal((Causal() & see).dense(5, 5), Causal().dense(5, 5) & see)
+    assert torch.equal((Causal() | see).dense(5, 5), Causal().dense(5, 5) | see)
+
+
 def test_queries_with_a_cache_take_the_last_ids() -> None:
     ids = torch.tensor([0, 0, 1, 1, 2])
     assert torch.equal(Segments(ids).dense(2, 5), Segments(ids).dense(5, 5)[3:])
@@ -170,7 +176,8 @@ def test_from_torch_turns_the_convention_around() -> None:
         (lambda: Window(-1), ValueError, "-1"),
         (lambda: Window(1, after=-2), ValueError, "-2"),
         (lambda: Segments(torch.rand(3)), TypeError, "whole numbers"),
-        (lambda: Causal() & torch.ones(2, 2, dtype=torch.bool), TypeError, "unsupported"),
+        (lambda: Causal() & torch.ones(2, 2), TypeError, "True = may attend"),
+        (lambda: Causal() & 3, TypeError, "unsupported"),
         (lambda: Causal() | 3, TypeError, "unsupported"),
         (lambda: Padding([9]).lower(3, 7), ValueError, "up to 9, but there are 7"),
         (lambda: Prefix([9]).lower(3, 7), ValueError, "up to 9, but there are 7"),

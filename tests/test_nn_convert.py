@@ -150,7 +150,7 @@ def test_encoder_layer(norm_first: bool, bias: bool, train: bool) -> None:
     close(ours(x, mask=~hide), theirs(x, src_mask=hide))
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: getattr(a, "__name__", str(a)))
 def test_activations(activation) -> None:
     theirs = perturbed(nn.TransformerEncoderLayer(**layer_options(True, True, activation)))
     x = torch.randn(B, N, D, dtype=F64)

@@ -7,7 +7,7 @@
 torch.Size([8, 16, 16])
 """
 
-from regard import masks, positions
+from regard import masks, nn, positions
 from regard.attention import attention, scaled_dot_product_attention
 from regard.masks import Causal, Dense, Padding, Prefix, Segments, Window
 from regard.observables import Observation, Observe
@@ -43,6 +43,7 @@ __all__ = [
     "Window",
     "attention",
     "masks",
+    "nn",
     "positions",
     "scaled_dot_product_attention",
 ]

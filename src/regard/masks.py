@@ -23,7 +23,10 @@ LARGEST_DRAWING = 24  # rows or columns; a larger mask is only named
 
 
 class Mask:
-    """Which keys each query may attend to. ``a & b`` allows what both allow, ``a | b`` what either allows."""
+    """Which keys each query may attend to. ``a & b`` allows what both allow, ``a | b`` what either allows.
+
+    A bool tensor beside a mask is taken as ``Dense``: ``Causal() & tensor``.
+    """
 
     def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
         """The mask for n queries and m keys, as runs of keys where it can be, else as a dense bool mask."""
@@ -42,10 +45,12 @@ class Mask:
         """``[B, n]``: the queries that are no padding, where the mask knows (n = m and a ``Padding`` in it)."""
         return None
 
-    def __and__(self, other: Mask) -> Mask:
+    def __and__(self, other: Mask | Tensor) -> Mask:
+        other = Dense(other) if isinstance(other, Tensor) else other
         return And(self, other) if isinstance(other, Mask) else NotImplemented
 
-    def __or__(self, other: Mask) -> Mask:
+    def __or__(self, other: Mask | Tensor) -> Mask:
+        other = Dense(other) if isinstance(other, Tensor) else other
         return Or(self, other) if isinstance(other, Mask) else NotImplemented
 
     def _name(self) -> str:
