@@ -12,6 +12,8 @@ import pytest
 
 import regard
 
+pytestmark = pytest.mark.usefixtures("full_tiles")
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 MODULES = sorted(
