@@ -3,27 +3,132 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "call.h"
 #include "cpu.h"
+#include "kernels.h"
+#include "threads.h"
 
 namespace nb = nanobind;
+using namespace regard;
+
+namespace {
+
+template <class T>
+T* pointer(uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+// A term is on a line if keys stand at 0, 1, 2 … and queries at offset, offset + 1 …
+void find_line(const Call& c, Term& t) {
+    t.line = true;
+    for (int64_t j = 0; t.line && j < c.m; j++) t.line = t.key_at[j] == j;
+    for (int64_t i = 0; t.line && i < c.n; i++) t.line = t.query_at[i] == t.query_at[0] + i;
+    t.offset = t.line && c.n > 0 ? t.query_at[0] : 0;
+}
+
+InstructionSet named(const std::string& wanted) {
+    for (auto set : instruction_sets())
+        if (wanted == name(set)) return set;
+    throw std::invalid_argument("this machine cannot run the instruction set " + wanted);
+}
+
+}  // namespace
 
 NB_MODULE(_native, m) {
     m.doc() = "The compiled part of regard. Use it through regard.kernels.native.";
+    may_use_threads();  // remembers the process that loaded the module: a child of fork() runs on one thread
 
     m.def(
         "instruction_sets",
         [] {
             std::vector<std::string> names;
-            for (auto set : regard::instruction_sets()) names.emplace_back(regard::name(set));
+            for (auto set : instruction_sets()) names.emplace_back(name(set));
             return names;
         },
         "Names of the instruction sets this machine can run, weakest first, best last.");
 
     // std::invalid_argument reaches Python as ValueError.
     m.def(
-        "chosen", [] { return regard::name(regard::chosen_instruction_set()); },
+        "chosen", [] { return name(chosen_instruction_set()); },
         "Name of the instruction set in use: the best one, or the one that REGARD_ISA names.");
+
+    // Tensors are given as an address and strides in elements. The caller keeps them alive and has checked them.
+    nb::class_<Call>(m, "Call")
+        .def("__init__",
+             [](Call* c, int64_t B, int64_t H, int64_t G, int64_t n, int64_t m_, int64_t d, int64_t e, int dtype,
+                double scale, double softcap, double dropout, int64_t seed, int threads) {
+                 new (c) Call();
+                 c->B = B, c->H = H, c->G = G, c->n = n, c->m = m_, c->d = d, c->e = e;
+                 c->dtype = static_cast<Dtype>(dtype);
+                 c->scale = scale, c->softcap = softcap, c->dropout = dropout, c->seed = seed, c->threads = threads;
+             })
+        .def("tensor",
+             [](Call& c, const std::string& which, uintptr_t data, int64_t b, int64_t h, int64_t i, int64_t j) {
+                 const Tensor x{pointer<void>(data), b, h, i, j};
+                 if (which == "q") c.q = x;
+                 else if (which == "k") c.k = x;
+                 else if (which == "v") c.v = x;
+                 else if (which == "out") c.out = x;
+                 else if (which == "mask") c.mask = x;
+                 else if (which == "bias") c.bias = x;
+                 else throw std::invalid_argument("no tensor is called " + which);
+             })
+        .def("lse", [](Call& c, uintptr_t data) { c.lse = pointer<float>(data); })
+        .def("best", [](Call& c, uintptr_t data) { c.best = pointer<float>(data); })
+        .def("sinks", [](Call& c, uintptr_t data) { c.sinks = pointer<float>(data); })
+        .def("lo", [](Call& c, uintptr_t data, int64_t b) { c.lo = pointer<int64_t>(data), c.lo_b = b; })
+        .def("hi", [](Call& c, uintptr_t data, int64_t b) { c.hi = pointer<int64_t>(data), c.hi_b = b; })
+        .def("term",
+             [](Call& c, uintptr_t table, int64_t b, int64_t h, int64_t i, int64_t columns, uintptr_t query_at,
+                uintptr_t key_at, int64_t first) {
+                 Term t;
+                 t.table = Tensor{pointer<void>(table), b, h, i, 1};
+                 t.columns = columns, t.first = first;
+                 t.query_at = pointer<int64_t>(query_at), t.key_at = pointer<int64_t>(key_at);
+                 find_line(c, t);
+                 c.terms.push_back(t);
+             })
+        .def("one_thread", [](Call& c) { c.threads = 1; })
+        .def("on_line", [](const Call& c, size_t t) { return c.terms[t].line && c.terms[t].table.i == 0; },
+             "Whether the t-th term shares one vector by i - j + m with the others on a line.")
+        .def(
+            "forward",
+            [](Call& c, const std::string& set, const std::vector<uintptr_t>& rows, const std::vector<int64_t>& what) {
+                Watch w;
+                if (!rows.empty()) {
+                    float** to[] = {&w.entropy, &w.peak, &w.offset, &w.distance, &w.sink, &w.local};
+                    for (size_t t = 0; t < 6; t++) *to[t] = pointer<float>(rows[t]);
+                    w.peak_at = pointer<int64_t>(rows[6]), w.visible = pointer<int64_t>(rows[7]);
+                    w.map = pointer<double>(rows[8]), w.real = pointer<uint8_t>(rows[9]);
+                    w.shift = what[0], w.sinks = what[1], w.radius = what[2], w.bins = what[3], w.real_b = what[4];
+                    c.watch = &w;
+                }
+                const auto& kernels = kernels_for(named(set));
+                nb::gil_scoped_release release;
+                const bool finite = kernels.forward(c);
+                c.watch = nullptr;
+                return finite;
+            },
+            "Fills out and lse, and row values and the map where their addresses are given; False if an output is "
+            "not finite.")
+        .def(
+            "backward",
+            [](const Call& c, const std::string& set, const std::vector<int64_t>& grad, uintptr_t dq, uintptr_t dk,
+               uintptr_t dv, uintptr_t delta, uintptr_t line, const std::vector<int64_t>& bias,
+               const std::vector<uintptr_t>& terms) {
+                Gradients g;
+                g.grad = Tensor{pointer<void>(grad[0]), grad[1], grad[2], grad[3], 1};
+                g.q = pointer<float>(dq), g.k = pointer<float>(dk), g.v = pointer<float>(dv);
+                g.delta = pointer<float>(delta), g.line = pointer<float>(line);
+                if (!bias.empty()) g.bias = Tensor{pointer<void>(bias[0]), bias[1], bias[2], bias[3], bias[4]};
+                for (auto address : terms) g.terms.push_back(pointer<float>(address));
+                const auto& kernels = kernels_for(named(set));
+                nb::gil_scoped_release release;
+                return kernels.backward(c, g);
+            },
+            "Adds to the gradients, which start at 0; False if one is not finite.");
 }

@@ -13,6 +13,7 @@ def choose(backend: str, q: Tensor) -> str:
     """``"native"`` or ``"reference"``; a backend that cannot honour the call is refused with the reason."""
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}; known are {', '.join(map(repr, BACKENDS))}")
-    if backend == "native":
-        raise ValueError(f"backend='native' cannot be honoured: {native.refusal()}")
-    return "reference"
+    reason = "" if backend == "reference" else native.refusal(q)
+    if backend == "native" and reason:
+        raise ValueError(f"backend='native' cannot be honoured: {reason}")
+    return "reference" if backend == "reference" or reason else "native"

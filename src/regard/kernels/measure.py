@@ -188,11 +188,15 @@ class _Measurement:
 
 
 def measure(
-    q: Tensor, k: Tensor, lse: Tensor, scores: Scores, observe: Observe, real: Tensor | None
+    q: Tensor, k: Tensor, lse: Tensor, scores: Scores, observe: Observe, real: Tensor | None, *, rows: bool = True
 ) -> dict[str, Tensor]:
-    """Every observable but lse, by name. ``real``: bool ``[B or 1, n]``, the query rows that are no padding."""
+    """Every observable but lse, by name. ``real``: bool ``[B or 1, n]``, the query rows that are no padding.
+
+    ``rows=False`` leaves out the row values, for a kernel that has measured them already.
+    """
     problem = Problem(q, k, scores)
     measurement = _Measurement(problem, observe, real)
-    for rows, spans in tiles(problem):
-        measurement.query_tile(rows, spans, lse)
-    return measurement.result()
+    for span, keys in tiles(problem):
+        measurement.query_tile(span, keys, lse)
+    values = measurement.result()
+    return values if rows else {name: x for name, x in values.items() if name in head_names(observe)}

@@ -1,15 +1,31 @@
-"""The door to the compiled module `regard._native`: is it there, what can it run, and why not, if not.
+"""The door to the compiled module `regard._native`: attention in C++, or why not, if not.
 
 The module is optional. A build without a compiler leaves it out; then this file says so once, when `regard` is
 imported, and everything runs on the reference backend.
 """
 
+from __future__ import annotations
+
 import importlib
+import math
 import warnings
+from dataclasses import replace
 from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.kernels import measure, reference
+from regard.kernels.reference import Gradients
+from regard.observables import Observe
+from regard.scores import Scores
+from regard.shapes import offset_of
 
 # Without --no-cache-dir pip would install the pure package that it built the first time once more.
 _REMEDY = "everything runs on the reference backend; to get it, install again with --no-cache-dir and a C++17 compiler"
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 def _load() -> tuple[ModuleType | None, str]:
@@ -28,18 +44,19 @@ if _module is None:
 
 
 def built() -> bool:
-    """Whether the compiled module is there. It says nothing about attention: see `available`."""
+    """Whether the compiled module is there."""
     return _module is not None
 
 
-def available() -> bool:
-    """Whether `backend="native"` can be honoured. Never in this version: it has no native attention kernel."""
-    return False
-
-
-def refusal() -> str:
-    """One line that says why `backend="native"` cannot be honoured."""
-    return _missing or "the native attention kernel is not part of this version"
+def refusal(q: Tensor) -> str:
+    """One line that says why `backend="native"` cannot honour a call; empty where it can."""
+    if _missing:
+        return _missing
+    if q.device.type not in ("cpu", "meta"):
+        return f"the native kernel runs on the CPU, q is on {q.device}"
+    if q.dtype not in DTYPES:
+        return f"the native kernel takes float32, bfloat16 and float16, q is {q.dtype}"
+    return ""
 
 
 def instruction_sets() -> tuple[str, ...]:
@@ -63,3 +80,169 @@ def instruction_set() -> str:
     if _module is None:
         raise RuntimeError(f"no instruction set is in use: {_missing}")
     return str(_module.chosen())
+
+
+class _Call:
+    """A call in the compiled module's form, with the tensors it points to."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores) -> None:
+        assert _module is not None
+        (B, H, n, d), (G, m, e) = q.shape, (k.shape[1], k.shape[2], v.shape[3])
+        seed = 0 if scores.seed is None else int(scores.seed)
+        dtype, threads = DTYPES[q.dtype], torch.get_num_threads()
+        numbers = (scores.scale, scores.softcap, scores.dropout, seed, threads)
+        self.raw = _module.Call(B, H, G, n, m, d, e, dtype, *numbers)
+        self.alive: list[Tensor] = []
+        for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
+            self.tensor(name, _rows(x))
+        self.raw.lse(self.keep(lse).data_ptr())
+        if scores.scale == math.inf:
+            self.raw.best(self.keep(torch.empty_like(lse)).data_ptr())
+        if scores.mask is not None:
+            self.tensor("mask", scores.mask)
+        if scores.bias is not None:
+            self.tensor("bias", scores.bias.float())
+        if scores.sinks is not None:
+            self.raw.sinks(self.keep(scores.sinks.float().contiguous()).data_ptr())
+        for name, bound in (("lo", scores.lo), ("hi", scores.hi)):
+            if bound is not None:
+                bound = self.keep(bound if bound.stride(1) == 1 else bound.contiguous())
+                getattr(self.raw, name)(bound.data_ptr(), _strides(bound)[0])
+        for term in scores.terms:
+            table = self.keep(_rows(term.table.float()))
+            query_at, key_at = self.keep(term.query_at.contiguous()), self.keep(term.key_at.contiguous())
+            places = (table.shape[3], query_at.data_ptr(), key_at.data_ptr(), term.first)
+            self.raw.term(table.data_ptr(), *_strides(table)[:3], *places)
+
+    def keep(self, x: Tensor) -> Tensor:
+        """``x``, alive as long as the call."""
+        self.alive.append(x)
+        return x
+
+    def tensor(self, name: str, x: Tensor) -> None:
+        self.raw.tensor(name, self.keep(x).data_ptr(), *_strides(x))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """``x`` with contiguous rows: itself wherever that is so already."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _strides(x: Tensor) -> list[int]:
+    """Strides in elements, 0 for a dimension of size 1, which broadcasts."""
+    return [0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)]
+
+
+def _hides(scores: Scores) -> bool:
+    """Whether a key may be hidden from a row: then a NaN may have come from a hidden key, as 0 · NaN."""
+    return any(x is not None for x in (scores.lo, scores.hi, scores.mask, scores.bias)) or bool(scores.terms)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
+    """``out [B, H, n, e]`` in q's dtype and ``lse [B, H, n]`` in float32, as ``reference.forward``.
+
+    The kernel lets 0 · NaN happen and says when a result is not finite; such a call is computed again by the
+    reference, which keeps hidden keys out.
+    """
+    B, H, n, _ = q.shape
+    out, lse = q.new_empty(B, H, n, v.shape[3]), q.new_empty(B, H, n, dtype=torch.float32)
+    call = _Call(q, k, v, out, lse, scores)  # named: what it points to must live while the kernel runs
+    if not call.raw.forward(instruction_set(), [], []) and _hides(scores):
+        return reference.forward(q, k, v, scores)
+    return out, lse
+
+
+_ROWS = ("entropy", "peak", "offset", "distance", "sink", "local", "peak_at", "visible")
+
+
+def observed(
+    q: Tensor, k: Tensor, v: Tensor, scores: Scores, observe: Observe, real: Tensor | None
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """``forward`` and every observable: row values and the map in the same pass, the rest in a second one.
+
+    On a grid, and where a result is not finite, the reference measures.
+    """
+    if observe.grid is not None:
+        out, lse = forward(q, k, v, scores)
+        return out, lse, measure.measure(q, k, lse, scores, observe, real)
+    (B, H, n, _), m, g = q.shape, k.shape[2], observe.map
+    out, lse = q.new_empty(B, H, n, v.shape[3]), q.new_empty(B, H, n, dtype=torch.float32)
+    values = {x: lse.new_empty(B, H, n, dtype=torch.int64 if i > 5 else torch.float32) for i, x in enumerate(_ROWS)}
+    pooled = lse.new_zeros(H, g, g, dtype=torch.float64)
+    call = _Call(q, k, v, out, lse, scores)
+    counts = None if real is None else call.keep(real.contiguous())
+    addresses = [x.data_ptr() for x in (*values.values(), pooled)] + [0 if counts is None else counts.data_ptr()]
+    shift = offset_of(n, m, observe.offset)
+    numbers = [shift, observe.sink, observe.local, g, 0 if counts is None or counts.shape[0] == 1 else n]
+    if not call.raw.forward(instruction_set(), addresses, numbers):
+        out, lse = reference.forward(q, k, v, scores)
+        return out, lse, measure.measure(q, k, lse, scores, observe, real)
+    counted = values["visible"] > 0
+    values["counted"] = counted if real is None else counted & real.unsqueeze(1)
+    values["rows"] = values["counted"].sum((0, 2))
+    if g:
+        bins = torch.arange(n) * g // max(1, n)
+        values["map_rows"] = torch.zeros(H, g, dtype=torch.int64).index_add_(1, bins, values["counted"].sum(0))
+        values["map"] = (pooled / values["map_rows"].clamp(min=1).unsqueeze(-1)).float()
+    if observe.key_mass or observe.top or observe.profile is not None:
+        values |= measure.measure(q, k, lse, scores, replace(observe, map=0), real, rows=False)
+    return out, lse, values
+
+
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores, *, biases: bool = True
+) -> Gradients:
+    """As ``reference.backward``."""
+    call = _Call(q, k, v, out, lse, scores)
+    B, H, n, d = q.shape
+    m = k.shape[2]
+    dq, dk, dv = (x.new_zeros(x.shape, dtype=torch.float32) for x in (q, k, v))
+    delta = torch.empty_like(lse)
+    grad = call.keep(_rows(grad))
+    d_bias = _bias_gradient(scores.bias, lse) if biases and scores.bias is not None else None
+    if d_bias is not None and d_bias.shape[:2] != (B, H):
+        call.raw.one_thread()  # heads add to the same numbers: in order, so that the sum does not depend on chance
+    on_line = [call.raw.on_line(t) for t in range(len(scores.terms))] if biases else []
+    line = lse.new_zeros(B, H, n + m) if any(on_line) else None
+    tables = [
+        None if flat else lse.new_zeros(B, H, t.table.shape[2], t.table.shape[3])
+        for t, flat in zip(scores.terms, on_line, strict=False)
+    ]
+    finite = call.raw.backward(
+        instruction_set(),
+        [grad.data_ptr(), *_strides(grad)[:3]],
+        dq.data_ptr(),
+        dk.data_ptr(),
+        dv.data_ptr(),
+        delta.data_ptr(),
+        0 if line is None else line.data_ptr(),
+        [] if d_bias is None else [d_bias.data_ptr(), *_strides(d_bias)],
+        [0 if t is None else t.data_ptr() for t in tables],
+    )
+    if not finite and (_hides(scores) or scores.sinks is not None):
+        return reference.backward(grad, q, k, v, out, lse, scores, biases=biases)
+    return Gradients(
+        dq.to(q.dtype),
+        dk.to(k.dtype),
+        dv.to(v.dtype),
+        None if d_bias is None or scores.bias is None else reference.reduce_to(d_bias, scores.bias.shape).to(scores.bias.dtype),
+        reference.sink_gradient(scores.sinks, lse, delta),
+        [_table_gradient(t, d, line, n, m) for t, d in zip(scores.terms, tables, strict=False)],
+    )
+
+
+def _bias_gradient(bias: Tensor, lse: Tensor) -> Tensor:
+    """Room for the gradient of a dense bias: one part a head where that costs little, else the bias' own shape."""
+    parts = (*lse.shape[:2], *bias.shape[2:])
+    return lse.new_zeros(parts if math.prod(parts) <= max(bias.numel(), 2**20) else bias.shape)
+
+
+def _table_gradient(term: Any, found: Tensor | None, line: Tensor | None, n: int, m: int) -> Tensor:
+    """A term's gradient from what the kernel summed: by column, or by i − j + m for terms on a line."""
+    if found is None:
+        assert line is not None
+        place = torch.arange(n + m, device=line.device)  # i − j + m, so the key stands at m − place before the query
+        offset = int(term.query_at[0]) if n else 0
+        column = (m - place - offset - term.first).clamp(0, term.table.shape[3] - 1)
+        found = line.new_zeros(*line.shape[:2], term.table.shape[3]).index_add_(2, column, line).unsqueeze(2)
+    return reference.reduce_to(found, term.table.shape).to(term.table.dtype)

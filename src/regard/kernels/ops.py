@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.kernels import measure, reference
+from regard.kernels import measure, native, reference
 from regard.kernels.tiles import accumulation
 from regard.observables import Observe
 from regard.scores import RelativeTerm, Scores
@@ -28,6 +28,9 @@ attention_op_name, observed_op_name, backward_op_name = (
     "regard::observed_attention",
     "regard::attention_backward",
 )
+
+
+_KERNELS: dict[str, Any] = {"native": native, "reference": reference}
 
 
 def options(scores: Scores, backend: str) -> tuple[Any, ...]:
@@ -88,21 +91,20 @@ def measured_names(observe: Observe) -> tuple[str, ...]:
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    return reference.forward(q, k, v, _scores(given))
+    return _KERNELS[given[-1]].forward(q, k, v, _scores(given))
 
 
 def _observed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> list[Tensor]:
     *lowered, real, spec = given
     scores, observe = _scores(tuple(lowered)), _decode(spec)
-    out, lse = reference.forward(q, k, v, scores)
-    values = measure.measure(q, k, lse, scores, observe, real)
+    out, lse, values = _KERNELS[lowered[-1]].observed(q, k, v, scores, observe, real)
     return [out, lse, *(values[name] for name in measured_names(observe))]
 
 
 def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *given: Any) -> list[Tensor]:
     *lowered, biases = given
     scores = _scores(tuple(lowered))
-    g = reference.backward(grad, q, k, v, out, lse, scores, biases=biases)
+    g = _KERNELS[lowered[-1]].backward(grad, q, k, v, out, lse, scores, biases=biases)
     return [x for x in (g.q, g.k, g.v, g.sinks, g.bias, *g.tables) if x is not None]
 
 

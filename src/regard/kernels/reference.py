@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from regard.kernels import measure
 from regard.kernels.tiles import Problem, Tile, best_products, dropout_tile, fold, pick, score_tile, tiles, weigh
+from regard.observables import Observe
 from regard.scores import RelativeTerm, Scores, term_index
 
 
@@ -87,6 +89,14 @@ def _gather(weights: Tensor, x: Tensor, tile: Tile, groups: int, finite: bool) -
     )
 
 
+def observed(
+    q: Tensor, k: Tensor, v: Tensor, scores: Scores, observe: Observe, real: Tensor | None
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """``forward`` and every observable but lse, by name, in a second pass."""
+    out, lse = forward(q, k, v, scores)
+    return out, lse, measure.measure(q, k, lse, scores, observe, real)
+
+
 @dataclass
 class Gradients:
     """``dq, dk, dv`` in the inputs' dtype; the others where asked, shaped like what they belong to."""
@@ -143,7 +153,7 @@ def backward(
         dk.to(k.dtype),
         dv.to(v.dtype),
         None if d_bias is None or scores.bias is None else d_bias.to(scores.bias.dtype),
-        _sink_gradient(scores.sinks, lse, delta),
+        sink_gradient(scores.sinks, lse, delta),
         [d.to(t.table.dtype) for d, t in zip(d_tables, scores.terms, strict=False)],
     )
 
@@ -154,7 +164,7 @@ def _pull(g: Tensor, v: Tensor, keys: slice) -> Tensor:
     return (fold(g, v.shape[1]) @ v.transpose(-1, -2)).reshape(*g.shape[:3], v.shape[2])
 
 
-def _sink_gradient(sinks: Tensor | None, lse: Tensor, delta: Tensor) -> Tensor | None:
+def sink_gradient(sinks: Tensor | None, lse: Tensor, delta: Tensor) -> Tensor | None:
     """``d sink_h = −Σ_{b,i} A_sink Δ_i``; a row that sees no key has out = 0, so its Δ is 0 whatever g is."""
     if sinks is None:
         return None
@@ -164,7 +174,7 @@ def _sink_gradient(sinks: Tensor | None, lse: Tensor, delta: Tensor) -> Tensor |
     return -(share * delta).sum((0, 2)).to(sinks.dtype)
 
 
-def _reduce_to(x: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
+def reduce_to(x: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
     """Sum the dimensions that are broadcast (size 1) in ``shape``."""
     dims = [d for d, size in enumerate(shape) if size == 1 and x.shape[d] != 1]
     return x.sum(dims, keepdim=True) if dims else x
@@ -173,7 +183,7 @@ def _reduce_to(x: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
 def _add_to_bias(d_bias: Tensor, d_logits: Tensor, rows: slice, keys: slice) -> None:
     part = d_bias if d_bias.shape[2] == 1 else pick(d_bias, rows, 2)
     part = part if part.shape[3] == 1 else pick(part, keys, 3)
-    part.add_(_reduce_to(d_logits, part.shape))
+    part.add_(reduce_to(d_logits, part.shape))
 
 
 def _add_to_table(d_table: Tensor, term: RelativeTerm, d_logits: Tensor, rows: slice, keys: slice) -> None:
@@ -183,7 +193,7 @@ def _add_to_table(d_table: Tensor, term: RelativeTerm, d_logits: Tensor, rows: s
     columns = int(index.max()) - low + 1
     index = index - low
     lead = [1 if d_table.shape[0] == 1 else d_logits.shape[0], 1 if d_table.shape[1] == 1 else d_logits.shape[1]]
-    d = _reduce_to(torch.where(somewhere, d_logits, 0.0), (*lead, *d_logits.shape[2:]))
+    d = reduce_to(torch.where(somewhere, d_logits, 0.0), (*lead, *d_logits.shape[2:]))
     if d_table.shape[2] == 1:
         found = d.new_zeros(*lead, columns).index_add_(2, index.flatten(), d.flatten(2)).unsqueeze(2)
         target = d_table

@@ -1,0 +1,74 @@
+// One call as the kernels see it: pointers, strides in elements, numbers. No Python, no torch.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace regard {
+
+enum class Dtype { f32, bf16, f16 };
+
+// A tensor [B, H, rows, width]. A broadcast dimension has stride 0; the last dimension is contiguous in q, k, v, out
+// and the gradients, and may be broadcast (stride 0) in mask and bias.
+struct Tensor {
+    void* data = nullptr;
+    int64_t b = 0, h = 0, i = 0, j = 1;
+    explicit operator bool() const { return data != nullptr; }
+};
+
+// One relative term (scores.py): bias += table[b, h, i, clamp(key_at[j] - query_at[i] - first, 0, columns - 1)].
+struct Term {
+    Tensor table;  // float32; i is 0 where rows share
+    int64_t columns = 0, first = 0;
+    const int64_t* query_at = nullptr;
+    const int64_t* key_at = nullptr;
+    // Coordinates i + offset and j: every lane reads its neighbour's column, and all such terms become one vector.
+    bool line = false;
+    int64_t offset = 0;
+};
+
+struct Call {
+    int64_t B = 0, H = 0, G = 0, n = 0, m = 0, d = 0, e = 0;
+    Dtype dtype = Dtype::f32;
+    Tensor q, k, v, out;
+    float* lse = nullptr;  // [B, H, n]
+    const int64_t* lo = nullptr;
+    const int64_t* hi = nullptr;
+    int64_t lo_b = 0, hi_b = 0;  // stride over the batch; rows are contiguous
+    Tensor mask;                 // uint8
+    Tensor bias;                 // float32
+    std::vector<Term> terms;
+    const float* sinks = nullptr;  // [H]
+    double scale = 1, softcap = 0, dropout = 0;
+    int64_t seed = 0;
+    int threads = 1;
+    // Hard attention (scale = inf): the largest visible product of each row, [B, H, n]; filled by a pass of its own.
+    float* best = nullptr;
+    const struct Watch* watch = nullptr;
+};
+
+// What to measure on the way (observables.py); row values are [B, H, n].
+struct Watch {
+    float *entropy = nullptr, *peak = nullptr, *offset = nullptr, *distance = nullptr, *sink = nullptr,
+          *local = nullptr;
+    int64_t *peak_at = nullptr, *visible = nullptr;
+    int64_t shift = 0, sinks = 0, radius = 0;  // query i stands at i + shift; j < sinks; |δ| ≤ radius
+    int64_t bins = 0;                          // g of the map, 0 for none
+    double* map = nullptr;                     // [H, g, g]: sums over the rows that count
+    const uint8_t* real = nullptr;             // rows that are no padding, by batch entry; null: all
+    int64_t real_b = 0;
+};
+
+// What backward adds to a call: gradients in float32 that start at 0.
+struct Gradients {
+    Tensor grad;               // of out, in the call's dtype
+    float *q, *k, *v;          // [B, H, n, d], [B, G, m, d], [B, G, m, e], contiguous
+    float* delta;              // [B, H, n]: out · grad, filled by backward
+    float* line = nullptr;     // [B, H, n + m]: of the terms on a line together, by i - j + m
+    Tensor bias;               // float32, strides 0 where broadcast
+    std::vector<float*> terms;  // of each term off the line, [B, H, n or 1, columns]; null for those on it
+};
+
+constexpr int64_t kNowhere = -(int64_t{1} << 30);  // scores.NOWHERE
+
+}  // namespace regard

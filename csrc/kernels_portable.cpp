@@ -1,0 +1,9 @@
+// The kernels for portable: this file is compiled with its flags (CMakeLists.txt).
+#define REGARD_ISA_NAMESPACE portable
+#include "backward.h"
+#include "kernels.h"
+
+namespace regard {
+extern const Kernels k_portable;
+const Kernels k_portable = {portable::forward, portable::backward};
+}  // namespace regard

@@ -1,0 +1,207 @@
+"""The native kernel: every option against float64, on every instruction set this machine has."""
+
+from __future__ import annotations
+
+import math
+
+import plain
+import pytest
+import torch
+from cases import CHOICES, Case, build, pairs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_operator import gradients, seeded, with_gradients
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import regard
+from regard import Causal, Dense, Observe, Padding, Window
+from regard.kernels import native
+
+pytestmark = pytest.mark.skipif(not native.built(), reason="the pure package has no native kernel")
+SETS = native.instruction_sets() or ("none",)
+SIZES = st.sampled_from([0, 1, 3, 7, 15, 16, 17, 33, 63, 64, 65, 130])
+WIDTHS = st.sampled_from([1, 2, 3, 5, 8, 15, 16, 17, 33, 64])
+CASES = st.builds(
+    build,
+    st.fixed_dictionaries({name: st.sampled_from(values) for name, values in CHOICES.items()}),
+    SIZES,
+    SIZES,
+    WIDTHS,
+    WIDTHS,
+    st.integers(0, 2**31),
+)
+
+
+@pytest.fixture(params=SETS)
+def isa(request, monkeypatch):
+    """Each instruction set in turn."""
+    monkeypatch.setattr(native, "instruction_set", lambda: request.param)
+    return request.param
+
+
+def run(case: Case, dtype: torch.dtype, call) -> list[torch.Tensor]:
+    leaves = [x.detach().float().to(dtype).requires_grad_() for x in (case.q, case.k, case.v)]
+    options, learned = with_gradients(case)
+    out = call(*leaves, **options)
+    return [out, *gradients(out, leaves + learned)]
+
+
+def check(case: Case) -> None:
+    """Output and all gradients within a few roundings of float64's, where scores reach that far more of them.
+
+    A weight is e^(s − lse): its relative error is the rounding of s, so the floor grows with the largest score.
+    """
+    seed = seeded() if case.options["dropout"] else None
+    ours = run(case, torch.float32, lambda *a, **o: regard.attention(*a, **o, backend="native"))
+    exact = run(case, torch.float64, lambda *a, **o: plain.attention(*a, **o, seed=seed)[0])
+    floor = (2e-5 if case.choice["values"] != "large" else 4e-3) * (
+        1 + max(x.abs().max().item() for x in exact if x.numel()) if any(x.numel() for x in exact) else 1
+    )
+    for a, b in zip(ours, exact, strict=True):
+        assert a.isfinite().all()
+        assert not a.numel() or (a - b).abs().max() <= floor
+
+
+@given(CASES, st.sampled_from(SETS))
+@settings(max_examples=300)
+def test_equals_the_plain_formula(case: Case, name: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "instruction_set", lambda: name)
+        check(case)
+
+
+@pytest.mark.full
+@given(CASES, st.sampled_from(SETS))
+@settings(max_examples=5000)
+def test_equals_the_plain_formula_often(case: Case, name: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "instruction_set", lambda: name)
+        check(case)
+
+
+def test_every_pair_of_options() -> None:
+    for seed, choice in enumerate(pairs()):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "instruction_set", lambda s=seed: SETS[s % len(SETS)])
+            try:
+                check(build(choice, 19, 23, 3, 5, seed))
+            except Exception as error:
+                raise AssertionError(f"with {choice}") from error
+
+
+def sdpa(q, k, v, grad, dtype, **options):
+    leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION if dtype != torch.float64 else SDPBackend.MATH):
+        out = F.scaled_dot_product_attention(*leaves, **options)
+    return out.detach(), torch.autograd.grad(out, leaves, grad.to(dtype))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("reach", [1, 60])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_error_against_torchs_own(isa: str, dtype: torch.dtype, reach: int, causal: bool) -> None:
+    """Forward within 2 ×, gradients within 3 × torch's error; scores up to ±``reach``; half precision no worse."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v, grad = (torch.randn(1, 2, 257, 64, generator=g) for _ in range(4))
+    if reach > 1:
+        q = q * (reach / (q @ k.transpose(-1, -2) / 8).abs().max())
+    q, k, v, grad = (x.to(dtype) for x in (q, k, v, grad))
+    exact, exact_grads = sdpa(q, k, v, grad, torch.float64, is_causal=causal)
+    torchs, torchs_grads = sdpa(q, k, v, grad, dtype, is_causal=causal)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    ours = regard.attention(*leaves, mask=Causal() if causal else None, backend="native")
+    eps = torch.finfo(dtype).eps
+    assert (ours - exact).abs().max() <= 2 * (torchs - exact).abs().max() + eps / 4
+    for a, b, c in zip(torch.autograd.grad(ours, leaves, grad), torchs_grads, exact_grads, strict=True):
+        assert (a - c).abs().max() <= 3 * (b - c).abs().max() + eps * c.abs().max() / 4
+
+
+@given(CASES.filter(lambda c: c.choice["values"] != "large"), st.sampled_from(SETS), st.data())
+@settings(max_examples=150)
+def test_observables_equal_the_references(case: Case, name: str, data) -> None:
+    observe = Observe(
+        map=data.draw(st.sampled_from([0, 1, 3, 64])),
+        sink=data.draw(st.sampled_from([0, 1, 4])),
+        local=data.draw(st.sampled_from([0, 1, 5])),
+        offset=data.draw(st.sampled_from([None, 0, 2, -3])),
+        profile=data.draw(st.sampled_from([None, 3])),
+        key_mass=data.draw(st.booleans()),
+        top=data.draw(st.sampled_from([0, 2])),
+    )
+    q, k, v = (x.float() for x in (case.q, case.k, case.v))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "instruction_set", lambda: name)
+        out, ours = regard.attention(q, k, v, observe=observe, backend="native", **(case.options | {"dropout": 0.0}))
+        unseen = regard.attention(q, k, v, backend="native", **(case.options | {"dropout": 0.0}))
+        assert torch.allclose(out, unseen, atol=1e-5)
+    exact = (q.double(), k.double(), v.double())
+    _, theirs = regard.attention(*exact, observe=observe, backend="reference", **(case.options | {"dropout": 0.0}))
+    for field in ("lse", "entropy", "peak", "offset", "distance", "sink", "local", "map", "key_mass", "profile", "top"):
+        a, b = getattr(ours, field), getattr(theirs, field)
+        assert (a is None) == (b is None), field
+        if a is not None:
+            assert torch.allclose(a.double(), b, rtol=2e-4, atol=2e-4, equal_nan=False), field
+    for field in ("visible", "counted", "rows", "map_rows", "profile_rows"):
+        a, b = getattr(ours, field), getattr(theirs, field)
+        assert (a is None and b is None) or torch.equal(a, b), field
+    assert torch.equal(ours.peak_at < 0, theirs.peak_at < 0)
+    # the highest key is one whose weight equals the exact highest to rounding
+    if ours.peak_at.numel():
+        A = plain.attention(*exact, **(case.options | {"dropout": 0.0}))[1]
+        if A.shape[-1]:
+            there = A.gather(-1, ours.peak_at.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+            assert torch.allclose(there, theirs.peak * (ours.peak_at >= 0), atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_threads_do_not_change_a_bit(isa: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    leaves = [torch.randn(2, 6, 190, 24).to(dtype), *(torch.randn(2, 2, 205, 24).to(dtype) for _ in range(2))]
+    bias, table = torch.randn(1, 1, 190, 205), regard.RelativeTable(6, 5)
+    results = []
+    before = torch.get_num_threads()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        fresh = [x.clone().requires_grad_() for x in (*leaves, bias)]
+        out, seen = regard.attention(
+            *fresh[:3], bias=fresh[3], mask=Causal() & Window(99), observe=Observe(map=16), backend="native"
+        )
+        other = regard.attention(*fresh[:3], bias=table, backend="native")
+        grads = torch.autograd.grad(out.float().sum() + (other * other).float().sum(), [*fresh, table.weight])
+        results.append([out, other, seen.map, seen.entropy, *grads])
+    torch.set_num_threads(before)
+    for one, two, three in zip(*results, strict=True):
+        assert torch.equal(one, two) and torch.equal(one, three)
+
+
+def test_hidden_nan_stays_hidden_and_visible_nan_does_not(isa: str) -> None:
+    g = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(1, 2, 40, 8, generator=g) for _ in range(3))
+    see = torch.rand(40, 40, generator=g) < 0.6
+    see[:, 0] = True
+    clean = [x.clone().requires_grad_() for x in (q, k, v)]
+    k[:, :, 7], v[:, :, 7] = math.nan, math.inf
+    dirty = [x.clone().requires_grad_() for x in (q, k, v)]
+    a = regard.attention(*clean, mask=Dense(see), backend="native")
+    b = regard.attention(*dirty, mask=Dense(see), backend="native")
+    blind = ~see[:, 7]
+    assert torch.allclose(a[:, :, blind], b[:, :, blind], atol=1e-6) and not b[:, :, ~blind].isfinite().any()
+    mine = torch.autograd.grad(torch.where(blind.view(1, 1, -1, 1), b, 0).sum(), dirty)
+    theirs = torch.autograd.grad((a * blind.view(1, 1, -1, 1)).sum(), clean)
+    assert torch.allclose(mine[0][:, :, blind], theirs[0][:, :, blind], atol=1e-5)
+
+
+def test_layouts_without_contiguous_rows_are_copied_once(isa: str) -> None:
+    q, k, v = (torch.randn(2, 3, 8, 21).transpose(-1, -2) for _ in range(3))
+    ours = regard.attention(q, k, v, mask=Padding([21, 4]), backend="native")
+    assert torch.allclose(ours, regard.attention(q, k, v, mask=Padding([21, 4]), backend="reference"), atol=1e-6)
+
+
+def test_what_native_cannot_do_it_refuses_and_auto_leaves_to_the_reference() -> None:
+    q = torch.randn(1, 1, 3, 4, dtype=torch.float64)
+    with pytest.raises(ValueError, match="takes float32, bfloat16 and float16, q is torch.float64"):
+        regard.attention(q, q, q, backend="native")
+    assert torch.equal(regard.attention(q, q, q), regard.attention(q, q, q, backend="reference"))
+    x = q.float()
+    assert torch.equal(regard.attention(x, x, x), regard.attention(x, x, x, backend="native"))
