@@ -27,7 +27,7 @@ class Mask:
     def dense(self, n: int, m: int, device: torch.device | str = "cpu") -> Tensor:
         """The bool tensor ``[n, m]`` (``[B, 1, n, m]`` where it differs by batch entry), True = may attend.
 
-        >>> Causal().dense(2, 3)
+        >>> regard.Causal().dense(2, 3)
         tensor([[ True,  True, False],
                 [ True,  True,  True]])
         """
