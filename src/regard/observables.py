@@ -23,6 +23,7 @@ lse −inf, peak_at −1 and 0 elsewhere; they never count. With ``scale=inf`` s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
@@ -101,7 +102,7 @@ class Observe:
             raise ValueError(
                 f"Observe queries has shape {list(x.shape)}; it must be lengths [B] or bool [B, {n}], True = real"
             )
-        return x.reshape(-1, n)
+        return x.reshape(math.prod(x.shape[:-1]), n)
 
 
 class Kept(Protocol):
