@@ -13,16 +13,17 @@ from regard.kernels import tiles
 settings.register_profile("regard", deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 settings.load_profile("regard")
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # two workers on two cores: one thread each
+if "PYTEST_XDIST_WORKER" in os.environ:  # one worker a core: one thread each
     torch.set_num_threads(1)
+
+PRODUCT_TILE = tiles.TILE_ELEMENTS
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _small_tiles():
-    kept = tiles.TILE_ELEMENTS
     tiles.TILE_ELEMENTS = 64
     yield
-    tiles.TILE_ELEMENTS = kept
+    tiles.TILE_ELEMENTS = PRODUCT_TILE
 
 
 @pytest.fixture
@@ -34,4 +35,4 @@ def middle_tiles(monkeypatch):
 @pytest.fixture
 def full_tiles(monkeypatch):
     """The product's own tile size, for memory and speed."""
-    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 2**19)
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", PRODUCT_TILE)

@@ -79,6 +79,13 @@ def test_zero_lengths(n: int, m: int, options: dict) -> None:
     assert seen.rows.tolist() == [0, 0, 0] and seen.weights(0).shape == (n, m)
 
 
+def test_observing_nothing_through_padding() -> None:
+    x = rand(2, 1, 0, 3)
+    for queries in (None, torch.ones(2, 0, dtype=torch.bool)):
+        _, seen = regard.attention(x, x, x, mask=Padding([0, 0]), observe=Observe(map=2, queries=queries))
+        assert seen.rows.tolist() == [0] and seen.entropy.shape == (2, 1, 0)
+
+
 def test_zero_batch_and_zero_value_width() -> None:
     assert regard.attention(rand(0, 2, 3, 4), rand(0, 2, 5, 4), rand(0, 2, 5, 1)).shape == (0, 2, 3, 1)
     assert regard.attention(rand(1, 2, 3, 4), rand(1, 2, 5, 4), rand(1, 2, 5, 0)).shape == (1, 2, 3, 0)

@@ -271,7 +271,7 @@ def _real_queries(observe: Observe, mask: Mask | Tensor | None, shape: Shape, de
         real = mask.real_queries(shape.n, shape.m)
     if real is None:
         return None
-    real = real.to(device).reshape(-1, shape.n)
+    real = real.to(device).reshape(math.prod(real.shape[:-1]), shape.n)
     if not broadcasts(real.shape[0], shape.batches):
         raise ValueError(f"Observe queries is made for a batch of {real.shape[0]}, but q, k and v have {shape.batches}")
     return real

@@ -23,8 +23,9 @@ lse −inf, peak_at −1 and 0 elsewhere; they never count. With ``scale=inf`` s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import torch
@@ -101,7 +102,7 @@ class Observe:
             raise ValueError(
                 f"Observe queries has shape {list(x.shape)}; it must be lengths [B] or bool [B, {n}], True = real"
             )
-        return x.reshape(-1, n)
+        return x.reshape(math.prod(x.shape[:-1]), n)
 
 
 class Kept(Protocol):
@@ -116,7 +117,7 @@ class Kept(Protocol):
 
 
 @value
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Observation:
     """What was measured of one or more calls; the names and shapes are in the module's docstring.
 
@@ -146,6 +147,13 @@ class Observation:
     top: Tensor | None = None
     top_at: Tensor | None = None
     kept: tuple[Kept, ...] = ()
+
+    def __repr__(self) -> str:
+        """Names and shapes, not the numbers: there may be millions."""
+        shapes = {f.name: getattr(self, f.name) for f in fields(self)}
+        parts = [f"{name} {list(x.shape)}" for name, x in shapes.items() if isinstance(x, Tensor)]
+        kept = ", keeps q, k and lse" if self.kept else ""
+        return f"Observation of {self.n} queries and {self.m} keys: {', '.join(parts)}{kept}"
 
     def mean(self, name: str) -> Tensor:
         """The mean ``[H]`` of a row value over the rows that count (NaN for a head with none)."""

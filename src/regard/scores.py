@@ -138,6 +138,9 @@ class SumOfBiases(nn.Module, Bias):
         self.parts = parts
         self.learned = nn.ModuleList(part for part in parts if isinstance(part, nn.Module))
 
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self.parts))
+
     def terms(self, q: Tensor, m: int) -> tuple[RelativeTerm, ...]:
         return tuple(term for part in self.parts for term in part.terms(q, m))
 

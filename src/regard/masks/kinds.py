@@ -1,9 +1,4 @@
-"""Masks are values that compose: ``Causal() & Window(128) & Padding(lengths)``. **True = may attend**, everywhere.
-
-A mask compiles to one run of keys a row, ``lo[b, i] ≤ j < hi[b, i]``, where it is one, and to a dense bool mask where
-it is not. One alignment rule: query i stands at key position i + offset, and offset = m − n unless said otherwise, so
-that the last query sees the last key. ``print(mask)`` draws it.
-"""
+"""The masks people use: causal, window, padding, prefix and packed documents."""
 
 from __future__ import annotations
 
@@ -13,68 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.masks.base import Mask
 from regard.scores import RowMask
-from regard.shapes import broadcasts, integer, lengths_tensor, offset_of, tracing
+from regard.shapes import integer, lengths_tensor, offset_of, tracing
 from regard.values import value
-
-__all__ = ["Causal", "Dense", "Mask", "Padding", "Prefix", "Segments", "Window", "from_torch"]
-
-LARGEST_DRAWING = 24  # rows or columns; a larger mask is only named
-
-
-class Mask:
-    """Which keys each query may attend to. ``a & b`` allows what both allow, ``a | b`` what either allows.
-
-    A bool tensor beside a mask is taken as ``Dense``: ``Causal() & tensor``.
-    """
-
-    def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
-        """The mask for n queries and m keys, as runs of keys where it can be, else as a dense bool mask."""
-        raise TypeError(f"{type(self).__name__} must say what it allows")
-
-    def dense(self, n: int, m: int, device: torch.device | str = "cpu") -> Tensor:
-        """The bool tensor ``[n, m]`` (``[B, 1, n, m]`` where it differs by batch entry), True = may attend.
-
-        >>> Causal().dense(2, 3)
-        tensor([[ True,  True, False],
-                [ True,  True,  True]])
-        """
-        return self.lower(n, m, device).as_dense(n, m).to(device)
-
-    def real_queries(self, n: int, m: int) -> Tensor | None:
-        """``[B, n]``: the queries that are no padding, where the mask knows (n = m and a ``Padding`` in it)."""
-        return None
-
-    def __and__(self, other: Mask | Tensor) -> Mask:
-        other = Dense(other) if isinstance(other, Tensor) else other
-        return And(self, other) if isinstance(other, Mask) else NotImplemented
-
-    def __or__(self, other: Mask | Tensor) -> Mask:
-        other = Dense(other) if isinstance(other, Tensor) else other
-        return Or(self, other) if isinstance(other, Mask) else NotImplemented
-
-    def _name(self) -> str:
-        """How the mask is written."""
-        return f"{type(self).__name__}()"
-
-    def _preview(self) -> tuple[int, int]:
-        """n and m of the drawing."""
-        return 6, 6
-
-    def __repr__(self) -> str:
-        n, m = self._preview()
-        if tracing() or max(n, m) > LARGEST_DRAWING:
-            return self._name()
-        try:
-            see = self.dense(n, m)
-        except (ValueError, RuntimeError):  # parts made for different sizes still have a name
-            return self._name()
-        first = see.reshape(-1, n, m)[0] if see.numel() else see.reshape(n, m)
-        lines = [" ".join("■" if allowed else "·" for allowed in row) for row in first.tolist()]
-        which = "" if see.ndim == 2 else ", first batch entry"
-        return "\n".join(
-            [self._name(), *lines, f"(rows: {n} queries, columns: {m} keys{which}; ■ may attend, · hidden)"]
-        )
 
 
 @value
@@ -266,129 +203,6 @@ class Segments(Mask):
         return self.ids.shape[-1], (self.ids if self.key_ids is None else self.key_ids).shape[-1]
 
 
-@value
-@dataclass(frozen=True, repr=False)
-class Dense(Mask):
-    """Any bool tensor broadcastable to ``[*batch, H, n, m]``; **True = may attend**. It is stored as it is given."""
-
-    see: Tensor
-
-    def __init__(self, see: Tensor) -> None:
-        see = torch.as_tensor(see)
-        if see.dtype != torch.bool:
-            raise TypeError(
-                f"a mask is bool with True = may attend, got {see.dtype}; "
-                "an additive mask (0 and −inf) is a bias: pass it as bias="
-            )
-        object.__setattr__(self, "see", see)
-
-    def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
-        see = self.see.to(device)
-        rows, keys = (1, 1, *see.shape)[-2:]
-        if not (broadcasts(rows, n) and broadcasts(keys, m)):
-            raise ValueError(f"the mask has shape {list(see.shape)}; it must broadcast to [*batch, heads, {n}, {m}]")
-        return RowMask(dense=see)
-
-    def _name(self) -> str:
-        return f"Dense(bool {list(self.see.shape)})"
-
-    def _preview(self) -> tuple[int, int]:
-        n, m = (1, 1, *self.see.shape)[-2:]
-        return n, m
-
-
-@value
-@dataclass(frozen=True, repr=False)
-class And(Mask):
-    """``a & b``."""
-
-    a: Mask
-    b: Mask
-
-    def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
-        return self.a.lower(n, m, device) & self.b.lower(n, m, device)
-
-    def real_queries(self, n: int, m: int) -> Tensor | None:
-        a, b = self.a.real_queries(n, m), self.b.real_queries(n, m)
-        return b if a is None else a if b is None else a & b
-
-    def _name(self) -> str:
-        return " & ".join(f"({x._name()})" if isinstance(x, Or) else x._name() for x in (self.a, self.b))
-
-    def _preview(self) -> tuple[int, int]:
-        return _preview_of(self.a, self.b)
-
-
-@value
-@dataclass(frozen=True, repr=False)
-class Or(Mask):
-    """``a | b``."""
-
-    a: Mask
-    b: Mask
-
-    def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
-        return self.a.lower(n, m, device).union(self.b.lower(n, m, device), n, m)
-
-    def _name(self) -> str:
-        return f"{self.a._name()} | {self.b._name()}"
-
-    def _preview(self) -> tuple[int, int]:
-        return _preview_of(self.a, self.b)
-
-
-def from_torch(
-    key_padding_mask: Tensor | None = None, attn_mask: Tensor | None = None, *, heads: int | None = None
-) -> Mask | None:
-    """The masks of ``nn.MultiheadAttention``, where **True = ignore**, as one of ours, where True = may attend.
-
-    ``key_padding_mask [B, m]`` or ``[m]``; ``attn_mask [n, m]``, or ``[B·heads, n, m]`` with ``heads`` given. Float
-    masks are taken if they hold only 0 and −inf; other values are a bias, not a mask. Note that the bool ``attn_mask``
-    of ``F.scaled_dot_product_attention`` already means True = may attend: pass that one as it is.
-
-    >>> from_torch(key_padding_mask=torch.tensor([[False, False, True]])).dense(1, 3)
-    tensor([[ True,  True, False]])
-    """
-    parts: list[Mask] = []
-    if key_padding_mask is not None:
-        hidden = _hidden("key_padding_mask", key_padding_mask)
-        if hidden.ndim not in (1, 2):
-            raise ValueError(
-                f"key_padding_mask has shape {list(hidden.shape)}; it must be [B, m] or [m], True = ignore this key"
-            )
-        parts.append(Padding(~hidden))
-    if attn_mask is not None:
-        hidden = _hidden("attn_mask", attn_mask)
-        if hidden.ndim == 3:
-            if heads is None or hidden.shape[0] % heads:
-                raise ValueError(
-                    f"attn_mask has shape {list(hidden.shape)} = [B·heads, n, m], True = hide; "
-                    f"give heads= that divides {hidden.shape[0]}, got {heads}"
-                )
-            hidden = hidden.unflatten(0, (-1, heads))
-        elif hidden.ndim != 2:
-            raise ValueError(
-                f"attn_mask has shape {list(hidden.shape)}; it must be [n, m] or [B·heads, n, m], True = hide"
-            )
-        parts.append(Dense(~hidden))
-    if not parts:
-        return None
-    return parts[0] if len(parts) == 1 else parts[0] & parts[1]
-
-
-def _hidden(name: str, x: Tensor) -> Tensor:
-    if x.dtype == torch.bool:
-        return x
-    if not x.is_floating_point():
-        raise TypeError(
-            f"{name} is {x.dtype}; nn.MultiheadAttention's masks are bool, True = ignore, or float, −inf = ignore"
-        )
-    hidden = x == float("-inf")
-    if not tracing() and not bool((hidden | (x == 0)).all()):
-        raise ValueError(f"{name} holds values other than 0 and −inf: that is a bias, not a mask; pass it as bias=")
-    return hidden
-
-
 def _no_longer_than(name: str, lengths: Tensor, m: int) -> None:
     if not tracing() and bool((lengths > m).any()):
         raise ValueError(f"{name} lengths go up to {int(lengths.max())}, but there are {m} keys")
@@ -401,9 +215,3 @@ def _longest(lengths: Tensor) -> int:
 def _short(x: Tensor) -> str:
     flat = x.tolist() if x.numel() <= 8 else None
     return f"{x.dtype} {list(x.shape)}".replace("torch.", "") if flat is None else str(flat)
-
-
-def _preview_of(a: Mask, b: Mask) -> tuple[int, int]:
-    """A size both masks can be drawn at: the one with tensors in it decides."""
-    sizes = [x._preview() for x in (a, b) if x._preview() != (6, 6)]
-    return sizes[0] if sizes else (6, 6)

@@ -1,0 +1,146 @@
+"""What a mask is, how two combine, how one is drawn; and ``Dense``, which any bool tensor is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.scores import RowMask
+from regard.shapes import broadcasts, tracing
+from regard.values import value
+
+LARGEST_DRAWING = 24  # rows or columns; a larger mask is only named
+
+
+class Mask:
+    """Which keys each query may attend to. ``a & b`` allows what both allow, ``a | b`` what either allows.
+
+    A bool tensor beside a mask is taken as ``Dense``: ``Causal() & tensor``.
+    """
+
+    def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
+        """The mask for n queries and m keys, as runs of keys where it can be, else as a dense bool mask."""
+        raise TypeError(f"{type(self).__name__} must say what it allows")
+
+    def dense(self, n: int, m: int, device: torch.device | str = "cpu") -> Tensor:
+        """The bool tensor ``[n, m]`` (``[B, 1, n, m]`` where it differs by batch entry), True = may attend.
+
+        >>> regard.Causal().dense(2, 3)
+        tensor([[ True,  True, False],
+                [ True,  True,  True]])
+        """
+        return self.lower(n, m, device).as_dense(n, m).to(device)
+
+    def real_queries(self, n: int, m: int) -> Tensor | None:
+        """``[B, n]``: the queries that are no padding, where the mask knows (n = m and a ``Padding`` in it)."""
+        return None
+
+    def __and__(self, other: Mask | Tensor) -> Mask:
+        other = Dense(other) if isinstance(other, Tensor) else other
+        return And(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __or__(self, other: Mask | Tensor) -> Mask:
+        other = Dense(other) if isinstance(other, Tensor) else other
+        return Or(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def _name(self) -> str:
+        """How the mask is written."""
+        return f"{type(self).__name__}()"
+
+    def _preview(self) -> tuple[int, int]:
+        """n and m of the drawing."""
+        return 6, 6
+
+    def __repr__(self) -> str:
+        n, m = self._preview()
+        if tracing() or max(n, m) > LARGEST_DRAWING:
+            return self._name()
+        try:
+            see = self.dense(n, m)
+        except (ValueError, RuntimeError):  # parts made for different sizes still have a name
+            return self._name()
+        first = see.reshape(-1, n, m)[0] if see.numel() else see.reshape(n, m)
+        lines = [" ".join("■" if allowed else "·" for allowed in row) for row in first.tolist()]
+        which = "" if see.ndim == 2 else ", first batch entry"
+        return "\n".join(
+            [self._name(), *lines, f"(rows: {n} queries, columns: {m} keys{which}; ■ may attend, · hidden)"]
+        )
+
+
+@value
+@dataclass(frozen=True, repr=False)
+class Dense(Mask):
+    """Any bool tensor broadcastable to ``[*batch, H, n, m]``; **True = may attend**. It is stored as it is given."""
+
+    see: Tensor
+
+    def __init__(self, see: Tensor) -> None:
+        see = torch.as_tensor(see)
+        if see.dtype != torch.bool:
+            raise TypeError(
+                f"a mask is bool with True = may attend, got {see.dtype}; "
+                "an additive mask (0 and −inf) is a bias: pass it as bias="
+            )
+        object.__setattr__(self, "see", see)
+
+    def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
+        see = self.see.to(device)
+        rows, keys = (1, 1, *see.shape)[-2:]
+        if not (broadcasts(rows, n) and broadcasts(keys, m)):
+            raise ValueError(f"the mask has shape {list(see.shape)}; it must broadcast to [*batch, heads, {n}, {m}]")
+        return RowMask(dense=see)
+
+    def _name(self) -> str:
+        return f"Dense(bool {list(self.see.shape)})"
+
+    def _preview(self) -> tuple[int, int]:
+        n, m = (1, 1, *self.see.shape)[-2:]
+        return n, m
+
+
+@value
+@dataclass(frozen=True, repr=False)
+class And(Mask):
+    """``a & b``."""
+
+    a: Mask
+    b: Mask
+
+    def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
+        return self.a.lower(n, m, device) & self.b.lower(n, m, device)
+
+    def real_queries(self, n: int, m: int) -> Tensor | None:
+        a, b = self.a.real_queries(n, m), self.b.real_queries(n, m)
+        return b if a is None else a if b is None else a & b
+
+    def _name(self) -> str:
+        return " & ".join(f"({x._name()})" if isinstance(x, Or) else x._name() for x in (self.a, self.b))
+
+    def _preview(self) -> tuple[int, int]:
+        return _preview_of(self.a, self.b)
+
+
+@value
+@dataclass(frozen=True, repr=False)
+class Or(Mask):
+    """``a | b``."""
+
+    a: Mask
+    b: Mask
+
+    def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
+        return self.a.lower(n, m, device).union(self.b.lower(n, m, device), n, m)
+
+    def _name(self) -> str:
+        return f"{self.a._name()} | {self.b._name()}"
+
+    def _preview(self) -> tuple[int, int]:
+        return _preview_of(self.a, self.b)
+
+
+def _preview_of(a: Mask, b: Mask) -> tuple[int, int]:
+    """A size both masks can be drawn at: the one with tensors in it decides."""
+    sizes = [x._preview() for x in (a, b) if x._preview() != (6, 6)]
+    return sizes[0] if sizes else (6, 6)
