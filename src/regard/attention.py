@@ -122,15 +122,14 @@ def attention(
     lo, hi, see = _lower_mask(mask, shape, q.device)
     added, terms = _lower_bias(bias, q4, shape)
     scores = replace(scores, lo=lo, hi=hi, mask=see, bias=added, terms=terms)
-    given = ops.options(scores, chosen)
     if observe is None:
-        out, _ = ops.attention_op(q4, k4, v4, *given)
+        out, _ = ops.run(q4, k4, v4, scores, chosen)
         return out.reshape(*shape.batch, shape.heads, shape.n, shape.e)
     if not isinstance(observe, Observe):
         raise TypeError(f"observe must be a regard.Observe, got {type(observe).__name__}")
     real = _real_queries(observe, mask, shape, q.device)
     spec = ops.encode(observe, offset_of(shape.n, shape.m, observe.offset))
-    out, lse, *values = ops.observed_op(q4, k4, v4, *given, real, spec)
+    out, lse, *values = ops.observed_op(q4, k4, v4, *ops.options(scores, chosen), real, spec)
     kept = (KeptCall(q4.detach(), k4.detach(), lse.detach(), scores.detach()),) if observe.keep else ()
     seen = Observation(
         observe=replace(observe, queries=None),

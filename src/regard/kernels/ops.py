@@ -15,6 +15,7 @@ from regard.kernels import measure, native, reference
 from regard.kernels.tiles import accumulation
 from regard.observables import Observe
 from regard.scores import RelativeTerm, Scores
+from regard.shapes import tracing
 
 # One lowered option list for all three operators; ``torch.library`` wants it spelled out in the signatures.
 _OPTIONS = (
@@ -85,6 +86,27 @@ def _decode(spec: list[int]) -> Observe:
 def measured_names(observe: Observe) -> tuple[str, ...]:
     """The names of what ``regard::observed_attention`` returns after out and lse."""
     return (*measure.row_names(), *measure.head_names(observe))
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: str) -> tuple[Tensor, Tensor]:
+    """out and lse: through the operator, or straight from the kernel where nobody would notice.
+
+    The dispatcher costs more than a small call: without gradients, tracing, modes and transforms it has nothing to do.
+    """
+    learned = (scores.bias, scores.sinks, *(t.table for t in scores.terms))
+    if _unwatched(q, k, v, *learned):
+        return _KERNELS[backend].forward(q, k, v, scores)
+    return attention_op(q, k, v, *options(scores, backend))
+
+
+def _unwatched(*tensors: Tensor | None) -> bool:
+    if tracing() or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    graph = torch.is_grad_enabled()
+    return all(
+        x is None or (type(x) in (Tensor, torch.nn.Parameter) and not (graph and x.requires_grad) and not x.is_meta)
+        for x in tensors
+    )
 
 
 # --- bodies ----------------------------------------------------------------------------------------------------------
