@@ -284,6 +284,18 @@ def test_learned_schemes_learn_travel_and_compile(make: Callable[[], nn.Module])
     assert repr(bias).startswith(type(bias).__name__ + "(") and "\n" not in repr(bias)
 
 
+class Biased(nn.Module):
+    def forward(self, q: Tensor, bias: Bias) -> Tensor:
+        return bias.dense(q, 7)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_slopes_may_be_an_input_of_an_exported_program(strict: bool) -> None:
+    q, other = queries(5), ALiBi(torch.randn(H, dtype=F64))
+    program = torch.export.export(Biased(), (q, ALiBi(torch.ones(H, dtype=F64))), strict=strict)
+    torch.testing.assert_close(program.module()(q, other), other.dense(q, 7), **EXACT)
+
+
 def test_gradients_reach_slopes() -> None:
     slopes = torch.randn(H, dtype=F64, requires_grad=True)
     q = queries(5)

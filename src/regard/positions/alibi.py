@@ -99,5 +99,16 @@ def _unflatten(leaves: Iterable[Tensor], context: tuple[int | None, int | None])
     return bias
 
 
+def _flatten_with_keys(bias: ALiBi) -> tuple[list[tuple[pytree.KeyEntry, Tensor]], tuple[int | None, int | None]]:
+    leaves, context = _flatten(bias)
+    return [(pytree.GetAttrKey("slopes"), leaf) for leaf in leaves], context
+
+
 # A module, so that learned slopes are parameters of what holds it; and a value, which ``torch.export`` may take in.
-pytree.register_pytree_node(ALiBi, _flatten, _unflatten, serialized_type_name="regard.positions.alibi.ALiBi")
+pytree.register_pytree_node(
+    ALiBi,
+    _flatten,
+    _unflatten,
+    serialized_type_name="regard.positions.alibi.ALiBi",
+    flatten_with_keys_fn=_flatten_with_keys,
+)
