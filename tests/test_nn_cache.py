@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from regard.masks import Causal, Padding, Window
-from regard.nn import Decoder, DecoderCache, EncoderDecoder, KeyValueCache, MultiHeadAttention
+from regard.nn import (
+    BlockCache,
+    Decoder,
+    DecoderCache,
+    EncoderDecoder,
+    KeyValueCache,
+    MultiHeadAttention,
+    make_block,
+)
+from regard.observables import Observe
 from regard.positions import ALiBi, Learned, RelativeKeys, RelativeTable, Rotary, Sinusoidal, T5Buckets
 
 pytestmark = pytest.mark.usefixtures("full_tiles")
@@ -97,6 +106,22 @@ def test_reorder_for_beams() -> None:
     KeyValueCache().reorder(torch.tensor([0]))  # nothing held, nothing to do
 
 
+def test_reorder_copies_what_is_held_and_keeps_the_room() -> None:
+    cache = KeyValueCache(capacity=1000)
+    cache.append(*rows(3))
+    cache._k[..., 3:, :] = 7.0  # the room: nobody may read it, a copy would
+    cache.reorder(torch.tensor([1], dtype=torch.int32))
+    assert repr(cache) == "KeyValueCache(3 keys, room for 1000)"
+    assert not bool((cache._k[..., 3:, :] == 7.0).all())
+    where = cache._k.data_ptr()
+    k, _ = cache.append(*(x[:1] for x in rows(1, 3)))
+    assert k.data_ptr() == where and bool((k == rows(4)[0][:1]).all())
+
+
+def test_an_empty_cache_is_there() -> None:
+    assert bool(KeyValueCache()) and len(KeyValueCache()) == 0
+
+
 def test_inference_mode_and_no_grad_mix() -> None:
     cache = KeyValueCache(capacity=8)
     with torch.inference_mode():
@@ -148,6 +173,16 @@ def test_refusals() -> None:
     flat.append(k[0], v[0])
     with pytest.raises(ValueError, match=r"\[3, 3, 5\] have no batch dimension to reorder"):
         flat.reorder(torch.tensor([0]))
+    for index, error, message in (
+        ([0, 1], TypeError, "index must be a tensor of whole numbers .* got list"),
+        (torch.tensor([0.0]), TypeError, r"index must be .* got torch.float32"),
+        (torch.tensor([True, False]), TypeError, r"index must be .* got torch.bool"),
+        (torch.tensor([[0]]), ValueError, r"index has shape \[1, 1\]; it must be \[batch\]"),
+        (torch.tensor([0, 2]), ValueError, "index goes from 0 to 2; this cache has entries 0 … 1"),
+        (torch.tensor([-1]), ValueError, "index goes from -1 to -1"),
+    ):
+        with pytest.raises(error, match=message):
+            cache.reorder(index)
 
 
 # --- in one layer --------------------------------------------------------------------------------------------------
@@ -183,6 +218,39 @@ def test_cross_attention_computes_the_context_once(monkeypatch: pytest.MonkeyPat
         ValueError, match=r"context has shape \[2, 4, 7\], but the cache holds keys of another, \[2, 5\]"
     ):
         layer(x, context[:, :4], cache=cache)
+
+
+@pytest.mark.parametrize("reserved", [0, 64])
+@torch.no_grad()
+def test_a_layers_failed_step_leaves_no_trace(reserved: int) -> None:
+    torch.manual_seed(2)
+    layer, x = MultiHeadAttention(D, HEADS, position=Rotary(4)).to(F64), torch.randn(1, N, D, dtype=F64)
+    cache = KeyValueCache(reserved)
+    layer(x[:, :4], mask=Causal(), cache=cache)
+    with pytest.raises(ValueError, match="Padding was given 5 keys"):
+        layer(x[:, 4:], mask=Padding(torch.ones(1, 5, dtype=torch.bool)), cache=cache)
+    assert len(cache) == 4
+    close(layer(x[:, 4:], mask=Causal(), cache=cache), layer(x, mask=Causal())[:, 4:])
+    cross = KeyValueCache()
+    other = MultiHeadAttention(D, HEADS).to(F64)
+    with pytest.raises(ValueError, match="Padding was given 5 keys"):
+        other(x, x[:, :3], mask=Padding(torch.ones(1, 5, dtype=torch.bool)), cache=cross)
+    assert len(cross) == 0 and not cross.fixed
+    close(other(x, x[:, :2], cache=cross), other(x, x[:, :2]))
+
+
+@torch.no_grad()
+def test_kept_weights_outlive_the_cache() -> None:
+    torch.manual_seed(2)
+    layer, x = MultiHeadAttention(D, HEADS).to(F64), torch.randn(1, N, D, dtype=F64)
+    cache = KeyValueCache(capacity=64)
+    layer(x[:, :4], cache=cache)
+    _, seen = layer(x[:, 4:6], cache=cache, observe=Observe(keep=True))
+    before = seen.weights(1).clone()
+    cache.crop(2)
+    layer(x[:, 6:], cache=cache)
+    assert bool((seen.weights(1) == before).all())
+    assert seen.kept[0].k.untyped_storage().nbytes() == 6 * D * 8  # six keys, not the reserved room
 
 
 def test_training_with_a_cache_is_refused() -> None:
@@ -239,6 +307,46 @@ def test_beams() -> None:
     step = model.decode(target[:, 6:], context[order], padding=lengths[order], cache=cache)
     chosen = torch.cat([target[order, :6], target[:, 6:]], dim=1)
     close(step, model(source[order], chosen, padding=lengths[order])[:, 6:])
+
+
+@torch.no_grad()
+def test_a_stacks_failed_step_leaves_no_trace() -> None:
+    torch.manual_seed(6)
+    decoder = Decoder(D, HEADS, 2, vocab=13, position=Rotary(4), d_context=D).to(F64).eval()
+    ids, context = torch.randint(13, (1, N)), torch.randn(1, 5, D, dtype=F64)
+    cache = decoder.new_cache()
+    wrong = Padding(torch.ones(1, 3, dtype=torch.bool))
+    for options in ({"context_mask": wrong}, {"mask": wrong}, {"observe": "all"}):
+        with pytest.raises((ValueError, TypeError)):
+            decoder(ids[:, :4], context, cache=cache, **options)
+        assert [(len(layer.own), len(layer.cross)) for layer in cache.layers] == [(0, 0), (0, 0)]
+    decoder(ids[:, :4], context, cache=cache)
+    interrupted = decoder.norm.register_forward_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        decoder(ids[:, 4:], context, cache=cache)
+    interrupted.remove()
+    assert [(len(layer.own), len(layer.cross)) for layer in cache.layers] == [(4, 5), (4, 5)]
+    close(decoder(ids[:, 4:], context, cache=cache), decoder(ids, context)[:, 4:])
+
+
+@torch.no_grad()
+def test_a_blocks_failed_step_leaves_no_trace() -> None:
+    block, cache, x = make_block(D, HEADS, 11, d_context=D).to(F64), BlockCache(), torch.randn(1, 3, D, dtype=F64)
+    with pytest.raises(ValueError, match="Padding was given 2 keys"):
+        block(x, x, context_mask=Padding(torch.ones(1, 2, dtype=torch.bool)), cache=cache)
+    assert (len(cache.own), len(cache.cross)) == (0, 0)
+
+
+def test_caches_of_another_kind_are_refused() -> None:
+    x = torch.zeros(1, 1, D)
+    cases = (
+        (MultiHeadAttention(D, HEADS), BlockCache(), "cache must be a KeyValueCache, got BlockCache"),
+        (make_block(D, HEADS, 11), KeyValueCache(), "cache must be a BlockCache, .* got KeyValueCache"),
+        (Decoder(D, HEADS, 2), [BlockCache()] * 2, "cache must be a DecoderCache, which new_cache.. makes, got"),
+    )
+    for model, cache, message in cases:
+        with torch.no_grad(), pytest.raises(TypeError, match=message):
+            model(x, cache=cache)
 
 
 def test_cache_of_another_decoder_is_refused() -> None:

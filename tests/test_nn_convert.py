@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from regard.masks import Causal, Padding, from_torch
-from regard.nn import Block, Decoder, Encoder, EncoderDecoder, LayerNorm, MultiHeadAttention
+from regard.nn import Block, Decoder, Encoder, EncoderDecoder, LayerNorm, MultiHeadAttention, RMSNorm
 from regard.positions import ALiBi
 
 F64 = torch.float64
@@ -79,6 +79,17 @@ def test_attention_to_torch_computes_the_same() -> None:
     close(ours.to_torch()(x, context, context)[0], ours(x, context))
 
 
+@pytest.mark.parametrize("kdim", [None, 11])
+@pytest.mark.parametrize(("qkv_bias", "out_bias"), [(False, True), (True, False)])
+def test_missing_biases_are_zeros_in_torch(qkv_bias: bool, out_bias: bool, kdim: int | None) -> None:
+    """The default layer has a bias on its output alone; torch has all of them or none."""
+    ours = perturbed(MultiHeadAttention(D, HEADS, qkv_bias=qkv_bias, out_bias=out_bias, d_context=kdim).to(F64))
+    x, context = torch.randn(B, N, D, dtype=F64), torch.randn(B, M, kdim or D, dtype=F64)
+    theirs = ours.to_torch()
+    close(theirs(x, context, context)[0], ours(x, context))
+    close(MultiHeadAttention.from_torch(theirs)(x, context), ours(x, context))
+
+
 def test_fully_padded_samples_are_finite_where_torch_has_nan() -> None:
     theirs = perturbed(nn.MultiheadAttention(D, HEADS, batch_first=True, dtype=F64))
     x, ignore = torch.randn(B, N, D, dtype=F64), torch.zeros(B, N, dtype=torch.bool)
@@ -109,8 +120,6 @@ def test_attention_from_torch_refuses(options, message: str) -> None:
         ({"d_key": 5}, "d_key=5, d_value=3"),
         ({"d_value": 5}, "d_key=3, d_value=5"),
         ({"d_out": 5}, "d_out=5 ≠ d_in=6"),
-        ({"qkv_bias": False}, "biases on only some projections"),
-        ({"out_bias": False}, "biases on only some projections"),
         ({"position": ALiBi(heads=2)}, "position=ALiBi"),
         ({"scale": 1.0}, "scale=1.0"),
         ({"softcap": 5.0}, "softcap=5.0"),
@@ -196,6 +205,21 @@ def test_dropouts_are_taken_over() -> None:
     assert (ours.attention.dropout, ours.feedforward.dropout.p, ours.dropout.p) == (0.3, 0.3, 0.3)
 
 
+def test_activation_modules_are_copied_and_any_norm_is_taken() -> None:
+    theirs = nn.TransformerDecoderLayer(**layer_options(True, True, nn.PReLU(dtype=F64)))
+    theirs.norm1, theirs.norm3 = nn.RMSNorm(D, dtype=F64), nn.RMSNorm(D, eps=1e-3, dtype=F64)
+    ours = Block.from_torch(perturbed(theirs))
+    x, memory = torch.randn(B, N, D, dtype=F64), torch.randn(B, M, D, dtype=F64)
+    expected = theirs(x, memory)
+    close(ours(x, memory), expected)
+    with torch.no_grad():
+        theirs.activation.weight.fill_(7.0)
+    close(ours(x, memory), expected)
+    theirs.norm2 = nn.Identity()
+    with pytest.raises(TypeError, match=r"norm2 must be nn.LayerNorm or nn.RMSNorm, got Identity"):
+        Block.from_torch(theirs)
+
+
 @pytest.mark.parametrize("norm", [None, "layer", "rms"])
 def test_encoder_stack(norm: str | None) -> None:
     last = None if norm is None else nn.LayerNorm(D, dtype=F64) if norm == "layer" else nn.RMSNorm(D, dtype=F64)
@@ -227,10 +251,22 @@ def test_decoder_stack_and_transformer() -> None:
 def test_what_is_no_torch_layer_is_refused() -> None:
     with pytest.raises(TypeError, match=r"takes an nn.MultiheadAttention, got Linear"):
         MultiHeadAttention.from_torch(nn.Linear(2, 2))
-    with pytest.raises(TypeError, match=r"takes nn.TransformerEncoderLayer or .* got Linear"):
+    with pytest.raises(TypeError, match=r"layer must be nn.TransformerEncoderLayer or .* got Linear"):
         Block.from_torch(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"normalized_shape=\(2, 3\)"):
         LayerNorm.from_torch(nn.LayerNorm((2, 3)))
+    with pytest.raises(TypeError, match=r"layer must be nn.LayerNorm, got RMSNorm"):
+        LayerNorm.from_torch(nn.RMSNorm(2))
+    with pytest.raises(TypeError, match=r"layer must be nn.RMSNorm, got LayerNorm"):
+        RMSNorm.from_torch(nn.LayerNorm(2))
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(D, HEADS), 1)
+    for other in (nn.Linear(2, 2), decoder):
+        with pytest.raises(TypeError, match=r"encoder must be nn.TransformerEncoder, got (Linear|TransformerDecoder)"):
+            Encoder.from_torch(other)
+    with pytest.raises(TypeError, match=r"decoder must be nn.TransformerDecoder, got Linear"):
+        Decoder.from_torch(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"model must be nn.Transformer, got Linear"):
+        EncoderDecoder.from_torch(nn.Linear(2, 2))
     stack = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(D, HEADS), 1, norm=nn.Identity(), enable_nested_tensor=False
     )

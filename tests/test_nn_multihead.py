@@ -203,6 +203,24 @@ def test_a_learned_bias_is_part_of_the_layer() -> None:
     assert all(p.grad is not None for p in layer.parameters())
 
 
+def test_learned_slopes_are_part_of_the_layer() -> None:
+    for position in (ALiBi(torch.nn.Parameter(torch.ones(3))), ALiBi(torch.nn.Parameter(torch.ones(3))) + ALiBi()):
+        layer = MultiHeadAttention(12, 3, position=position)
+        (name,) = (name for name in layer.state_dict() if name.startswith("position."))
+        slopes = layer.get_parameter(name)
+        x = torch.randn(2, 5, 12)
+        layer(x).sum().backward()
+        assert slopes.grad is not None and bool((slopes.grad != 0).all())
+        twin = copy.deepcopy(layer)
+        with torch.no_grad():
+            slopes.mul_(3.0)
+        assert not torch.allclose(twin(x), layer(x))
+        twin.load_state_dict(layer.state_dict(), assign=True)
+        torch.testing.assert_close(twin(x), layer(x), rtol=0, atol=0)
+    plain_value = MultiHeadAttention(12, 3, position=ALiBi(torch.ones(3)))
+    assert not any(name.startswith("position.") for name in plain_value.state_dict())
+
+
 # --- observing -----------------------------------------------------------------------------------------------------
 
 
@@ -253,7 +271,9 @@ def test_dtypes() -> None:
 def test_repr_says_what_is_not_usual() -> None:
     text = repr(MultiHeadAttention(12, 3, kv_heads=1, softcap=30.0, position=Rotary(4)))
     assert "d_key=4" in text and "kv_heads=1" in text and "softcap=30.0" in text and "Rotary(d=4" in text
-    assert "dropout" not in text and "d_context" not in text
+    assert "dropout" not in text and "d_context" not in text and "sinks" not in text and "backend" not in text
+    text = repr(MultiHeadAttention(12, 3, sinks=True, backend="reference"))
+    assert "sinks=True" in text and "backend='reference'" in text
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------
@@ -274,7 +294,19 @@ def test_repr_says_what_is_not_usual() -> None:
         ((6, 3), {"dropout": -0.5}, ValueError, "dropout must be a number ≥ 0.0, got -0.5"),
         ((6, 3), {"position": Sinusoidal(6)}, TypeError, "Sinusoidal is added to the input: call it before the first"),
         ((6, 3), {"position": Learned(5, 6)}, TypeError, "Learned is added to the input"),
-        ((6, 3), {"position": "rotary"}, TypeError, "position must be a Rotary or a bias on scores .* got str"),
+        ((6, 3), {"position": "rotary"}, TypeError, "position must be a Rotary or a bias on scores .* got 'rotary'"),
+        ((6, 3), {"dropout": math.nan}, ValueError, "dropout must be a number ≥ 0.0, got nan"),
+        ((6, 3), {"softcap": 0.0}, ValueError, "softcap must be a finite number > 0, got 0.0; None is no cap"),
+        ((6, 3), {"softcap": math.inf}, ValueError, "softcap must be a finite number > 0, got inf"),
+        ((6, 3), {"softcap": "30"}, TypeError, "softcap must be a number, got '30'"),
+        ((6, 3), {"sinks": 1}, TypeError, "sinks must be True .* or False, got 1"),
+        ((6, 3), {"scale": math.inf, "softcap": 3.0}, ValueError, "scale=inf .* has no meaning with softcap"),
+        ((6, 3), {"scale": math.inf, "sinks": True}, ValueError, "scale=inf .* has no meaning with sinks"),
+        ((6, 3), {"backend": "fast"}, ValueError, "backend is 'fast'; known are 'auto'"),
+        ((6, 3), {"position": ALiBi(heads=2)}, ValueError, "ALiBi is made for heads=2, but this layer has heads=3"),
+        ((6, 3), {"position": ALiBi([1.0, 2.0])}, ValueError, "ALiBi is made for heads=2, .* heads=3"),
+        ((6, 3), {"position": RelativeKeys(3, 2)}, ValueError, "RelativeKeys is made for d=3, .* has d_key=2"),
+        ((6, 3), {"position": ALiBi() + RelativeTable(4, 2)}, ValueError, "RelativeTable is made for heads=4"),
         (
             (6, 3),
             {"position": Rotary(6)},
@@ -301,11 +333,19 @@ def test_refused_when_called() -> None:
         MultiHeadAttention(6, 3, d_context=7)(x)
     with pytest.raises(ValueError, match="cross-attention takes no Rotary"):
         MultiHeadAttention(6, 3, position=Rotary(2))(x, x)
-    with pytest.raises(TypeError, match="True = may attend"):
+    with pytest.raises(TypeError, match=r"mask is torch.float32; a layer takes bool .*regard.attention\(bias=\)"):
         layer(x, mask=torch.zeros(5, 5))
+    with pytest.raises(TypeError, match=r"mask is torch.int64; .*a mask of 0 and 1 is mask.bool\(\)"):
+        layer(x, mask=torch.ones(5, 5, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"mask must be a mask value .* got \[3, 4\]; lengths are a Padding"):
+        layer(x, mask=[3, 4])
+    with pytest.raises(TypeError, match=r"x is torch.float32, but this layer's weights are torch.bfloat16; convert"):
+        MultiHeadAttention(6, 3).bfloat16()(x)
+    with pytest.raises(TypeError, match=r"context is torch.float64, but this layer's weights are torch.float32"):
+        layer(x, x.double())
+    with pytest.raises(ValueError, match="at says where a Rotary turns q and k, but this layer has no Rotary"):
+        layer(x, at=torch.arange(5))
     with pytest.raises(ValueError, match="lengths go up to 6, but there are 5 keys"):
         layer(x, mask=Padding([6, 1]))
-    with pytest.raises(ValueError, match="backend is 'fast'"):
-        MultiHeadAttention(6, 3, backend="fast")(x)
     with pytest.raises(ValueError, match="scale"):
         layer(x, scale=-1.0)

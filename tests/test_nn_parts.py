@@ -104,6 +104,8 @@ def test_rows_do_not_see_each_other() -> None:
 
 def test_norms_refuse() -> None:
     for norm in (LayerNorm(7), RMSNorm(7)):
+        with pytest.raises(TypeError, match=r"x is torch.int64; this layer normalises vectors of floating numbers"):
+            norm(torch.ones(2, 7, dtype=torch.int64))
         with pytest.raises(ValueError, match=r"x has shape \[2, 1\]; this layer normalises vectors of 7: \[\*, 7\]"):
             norm(torch.zeros(2, 1))
     with pytest.raises(ValueError, match=r"eps must be a number ≥ 0.0, got -1.0"):

@@ -138,10 +138,26 @@ def test_models_of_token_ids() -> None:
     assert all(p.grad is not None for p in two.parameters())
 
 
-def test_first_logits_are_of_order_one() -> None:
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("d", [64, 128, 256, 512])
+@torch.no_grad()
+def test_the_first_loss_is_that_of_knowing_nothing(d: int, tied: bool) -> None:
+    """ln V: a model that begins by predicting the token it has just read is far above it."""
     torch.manual_seed(0)
-    logits = Decoder(64, 4, 2, vocab=101, position=Sinusoidal(64))(torch.randint(101, (4, 31)))
-    assert 0.5 < logits.std().item() < 2
+    ids, vocab = torch.randint(1009, (4, 34)), 1009
+    for position in (None, Rotary(16), Learned(33, d), Sinusoidal(d)):
+        logits = Decoder(d, d // 16, 2, vocab=vocab, tied=tied, position=position)(ids[:, :-1])
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).item()
+        assert abs(loss - math.log(vocab)) < 0.2
+
+
+def test_the_scale_of_embeddings_can_be_chosen() -> None:
+    ids = torch.randint(VOCAB, (B, N))
+    for make in (Encoder, Decoder):
+        model = make(D, HEADS, 1, vocab=VOCAB, token_scale=1.0)
+        torch.testing.assert_close(model.embed(ids), model.tokens.embedding.weight[ids], rtol=0, atol=0)
+    both = EncoderDecoder(D, HEADS, 1, vocab=VOCAB, target_vocab=17, token_scale=3.0)
+    assert both.encoder.tokens.scale == both.decoder.tokens.scale == 3.0
 
 
 # --- observing -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import nn
 
 import regard
 from regard.nn import LayerNorm, VisionTransformer
-from regard.positions import Learned
+from regard.positions import Grid, Learned, Quadratic
 
 pytestmark = pytest.mark.usefixtures("full_tiles")
 F64 = torch.float64
@@ -42,14 +42,14 @@ def test_patches_are_one_matrix_applied_to_each() -> None:
     cut = x.unfold(2, 2, 2).unfold(3, 5, 5)  # [B, C, 3, 2, 2, 5]
     flat = cut.permute(0, 2, 3, 1, 4, 5).reshape(2, 6, 5 * 2 * 5)
     expected = flat @ vit.patches.weight.reshape(12, -1).T + vit.patches.bias
-    y = vit.embed(x)
+    y = vit.patch_tokens(x)
     torch.testing.assert_close(y[:, 1:], expected, rtol=0, atol=1e-12)
     assert bool((y[:, 0] == vit.class_token).all())
 
 
 def test_forward_is_the_formula() -> None:
     vit, x = model(), images()
-    y = vit.encoder.position(vit.embed(x))
+    y = vit.encoder.position(vit.patch_tokens(x))
     for block in vit.encoder.blocks:
         y = block(y)
     y = vit.encoder.norm(y)
@@ -86,6 +86,26 @@ def test_options_reach_the_blocks() -> None:
     assert block.feedforward.activation == "relu" and block.dropout.p == 0.1 and vit.encoder.dropout.p == 0.1
 
 
+@pytest.mark.parametrize("make", [lambda: Grid(3, 2, 3), lambda: Grid(3, 2, 3, d=4), lambda: Quadratic(3, 2, 3)])
+def test_a_bias_on_the_grid_beside_the_learned_positions(make) -> None:
+    bias, x = make().to(F64), images()
+    vit = model(position=bias)
+    assert isinstance(vit.encoder.position, Learned) and vit.encoder.position.weight.shape == (7, 12)
+    y = vit.encoder.position(vit.patch_tokens(x))
+    for block in vit.encoder.blocks:
+        assert block.attention.position is bias
+        y = block(y)
+    torch.testing.assert_close(vit.features(x), vit.encoder.norm(y), rtol=0, atol=0)
+    assert not torch.allclose(vit(x), model()(x))
+    vit(x).square().sum().backward()
+    assert all(p.grad is not None for p in bias.parameters())
+
+
+def test_a_position_added_to_the_input_replaces_the_learned_one() -> None:
+    position = Learned((3, 2), 12)
+    assert model(position=position).encoder.position is position
+
+
 def test_square_sizes_and_defaults() -> None:
     vit = VisionTransformer(6, 3, classes=2, d=6, heads=3, layers=1)
     assert vit.image == (6, 6) and vit.patch == (3, 3) and vit.encoder.blocks[0].feedforward.hidden == 24
@@ -119,6 +139,7 @@ def test_state_dict_round_trip_and_deep_copies() -> None:
         ({"patch": 0}, "patch must be at least 1, got 0"),
         ({"classes": 0}, "classes must be at least 1, got 0"),
         ({"head": "mlp"}, 'head must be "hidden" .one hidden layer. or "linear", got \'mlp\''),
+        ({"image": (6, 10, 3)}, r"image must be one whole number or .height, width., got \(6, 10, 3\); colours"),
         ({"heads": 5}, "heads=5 does not divide d_in=12"),
     ],
 )

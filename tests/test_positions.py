@@ -149,12 +149,54 @@ def test_representations_say_how_it_was_made() -> None:
         (lambda: Learned(7, 5)(torch.zeros(2, 5), start=9), ValueError, "positions 9 … 10 .*length 7: at most 0 rows"),
         (lambda: Learned((2, 3), 5)(torch.zeros(5, 5)), ValueError, "x has 5 rows"),
         (lambda: AddedToInput().code(3), TypeError, "AddedToInput must say what it adds"),
+        (lambda: AddedToInput().code_at(torch.arange(3)), TypeError, "AddedToInput must say what it adds"),
+        (
+            lambda: Learned(7, 5)(torch.zeros(2, 5), at=torch.tensor([0, 7])),
+            ValueError,
+            "at goes from 0 to 7; .* 0 … 6",
+        ),
+        (lambda: Learned(7, 5)(torch.zeros(2, 5), at=torch.tensor([-1, 0])), ValueError, "at goes from -1 to 0"),
+        (
+            lambda: Learned(7, 5)(torch.zeros(2, 5), at=torch.zeros(2)),
+            TypeError,
+            "at must be .* whole numbers, got torch.float32",
+        ),
+        (lambda: Learned(7, 5)(torch.zeros(2, 5), at=torch.arange(3)), ValueError, r"at has shape \[3\]; .* \[2\]"),
+        (lambda: Sinusoidal(6)(torch.zeros(2, 6), at=torch.arange(2), start=1), ValueError, "start must be 0, got 1"),
+        (lambda: Learned((1, 2), 5)(torch.zeros(2, 5), at=torch.arange(2)), ValueError, "on a grid .* leave at out"),
     ],
 )
 def test_added_schemes_refuse(wrong, error, says) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(error, match=says) as caught:
         wrong()
     assert "\n" not in str(caught.value)
+
+
+def left_padded() -> Tensor:
+    return torch.tensor([[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]])
+
+
+@pytest.mark.parametrize("make", [lambda: Sinusoidal(7), lambda: Learned(11, 7).double()])
+def test_added_schemes_at_positions_of_their_own(make) -> None:  # type: ignore[no-untyped-def]
+    position, x, at = make(), randn(2, 5, 7), left_padded()
+    torch.testing.assert_close(position(x, at=torch.arange(4, 9)), position(x, start=4), **EXACT)
+    y = position(x, at=at)
+    for b in range(2):
+        for i in range(5):
+            row = position(x[b, i : i + 1], start=int(at[b, i]))[0]
+            torch.testing.assert_close(y[b, i], row, **EXACT)
+    torch.testing.assert_close(position(x, at=at[1:].int()), position(x), **EXACT)
+    torch.testing.assert_close(position(x.expand(3, 2, 5, 7), at=at)[2], y, **EXACT)
+    assert position(x.bfloat16(), at=at).dtype == torch.bfloat16
+    compiled = torch.compile(lambda x, at: position(x, at=at), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, at), y, **EXACT)
+
+
+def test_rotary_is_built_where_there_are_no_values() -> None:
+    with torch.device("meta"):
+        rotary = Rotary(4, frequencies=[1.0, 0.5])  # type: ignore[arg-type]
+    x = randn(2, 3, 5, 4)
+    assert torch.equal(rotary(x), Rotary(4, frequencies=torch.tensor([1.0, 0.5]))(x))
 
 
 # --- rotary ----------------------------------------------------------------------------------------------------------

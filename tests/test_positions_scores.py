@@ -128,8 +128,6 @@ def test_alibi_is_a_value() -> None:
     assert len(leaves) == 1 and torch.equal(
         pytree.tree_unflatten(leaves, tree).dense(queries(2), 3), a.dense(queries(2), 3)
     )
-    with pytest.raises(AttributeError):
-        a.offset = 3  # type: ignore[misc]
 
 
 # --- T5's buckets ----------------------------------------------------------------------------------------------------
@@ -169,6 +167,20 @@ def test_t5_reaches_its_last_bucket_where_t5_does() -> None:
     assert T5Buckets(2, bidirectional=False).first == -113 and T5Buckets(2).first == -91
     # Powers of two sit on the borders of buckets: the logarithm in float32 must not fall short of them.
     assert T5Buckets.bucket(-torch.tensor([15, 16, 31, 32, 63, 64])).tolist() == [9, 10, 11, 12, 13, 14]
+
+
+def test_a_far_max_distance_costs_only_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest, bucket = [], T5Buckets.bucket
+
+    def counted(distance: Tensor, *args: object) -> Tensor:
+        longest.append(distance.numel())
+        return bucket(distance, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(T5Buckets, "bucket", staticmethod(counted))
+    far = 10**6
+    t5 = T5Buckets(2, max_distance=far)
+    assert max(longest) == len(t5.columns) == 2 * -t5.first + 1 < 0.5 * far
+    assert t5.columns[0] == 15 and t5.columns[1] == 14 and t5.columns[-1] == 31 and t5.columns[-2] == 30
 
 
 # --- on a grid -------------------------------------------------------------------------------------------------------
@@ -272,6 +284,18 @@ def test_learned_schemes_learn_travel_and_compile(make: Callable[[], nn.Module])
     assert repr(bias).startswith(type(bias).__name__ + "(") and "\n" not in repr(bias)
 
 
+class Biased(nn.Module):
+    def forward(self, q: Tensor, bias: Bias) -> Tensor:
+        return bias.dense(q, 7)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_slopes_may_be_an_input_of_an_exported_program(strict: bool) -> None:
+    q, other = queries(5), ALiBi(torch.randn(H, dtype=F64))
+    program = torch.export.export(Biased(), (q, ALiBi(torch.ones(H, dtype=F64))), strict=strict)
+    torch.testing.assert_close(program.module()(q, other), other.dense(q, 7), **EXACT)
+
+
 def test_gradients_reach_slopes() -> None:
     slopes = torch.randn(H, dtype=F64, requires_grad=True)
     q = queries(5)
@@ -302,6 +326,20 @@ def test_tables_are_small_and_fine(dtype: torch.dtype) -> None:
         assert all(term.query_at.shape == (n,) and term.key_at.shape == (m,) for term in terms)
     far = ALiBi([1.0] * H).terms(q, m)[0]
     assert far.table[0, 0, 0, 1001 - far.first] == -1001
+
+
+def test_schemes_are_built_where_there_are_no_values() -> None:
+    with torch.device("meta"):
+        alibi, bowl = ALiBi(slopes=[0.5, 0.25, 0.125]), Quadratic(2, 3, H)
+        empty = ALiBi(slopes=torch.ones(H))
+        grid = Grid(2, 3, H, d=D)
+    assert bowl.alpha.is_meta and bowl.centers.is_meta and grid.y.is_meta
+    assert repr(empty) == "ALiBi(slopes=[…])"
+    q = queries(5)
+    torch.testing.assert_close(alibi.dense(q, 7), ALiBi(slopes=[0.5, 0.25, 0.125]).dense(q, 7), **EXACT)
+    made = Quadratic(2, 3, H)
+    bowl.load_state_dict(made.state_dict(), assign=True)
+    assert torch.equal(bowl.dense(queries(6), 6), made.dense(queries(6), 6))
 
 
 def test_autocast_keeps_tables_in_float32() -> None:

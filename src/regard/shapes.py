@@ -80,8 +80,10 @@ def attention_shape(q: Tensor, k: Tensor, v: Tensor) -> Shape:
         )
     if heads % kv_heads:
         raise ValueError(f"q has {heads} heads and k {kv_heads}; key heads must divide query heads")
+    batch = tuple(q.shape[:-3])
     try:
-        batch = tuple(torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3]))
+        if not (batch == k.shape[:-3] == v.shape[:-3]):  # the usual case, and the check costs more than a small call
+            batch = tuple(torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3]))
     except RuntimeError:
         raise ValueError(
             f"batch dimensions {list(q.shape[:-3])}, {list(k.shape[:-3])} and {list(v.shape[:-3])} "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from copy import deepcopy
 from functools import partial
 from typing import Literal, TypedDict, Unpack
 
@@ -14,8 +16,9 @@ from regard.nn.cache import BlockCache
 from regard.nn.convert import copy_linear
 from regard.nn.feedforward import Activation, FeedForward
 from regard.nn.multihead import MultiHeadAttention, Position
-from regard.nn.norm import LayerNorm
+from regard.nn.norm import LayerNorm, norm_from_torch
 from regard.observables import Observation, Observe
+from regard.positions.common import check_kind, described, probability
 
 __all__ = ["Block", "BlockOptions", "make_block"]
 
@@ -51,6 +54,10 @@ class Block(nn.Module):
         super().__init__()
         if order not in ("pre", "post"):
             raise ValueError(f'order must be "pre" (x + f(norm(x))) or "post" (norm(x + f(x))), got {order!r}')
+        check_kind("attention", attention, MultiHeadAttention)
+        check_kind("feedforward", feedforward, FeedForward)
+        if cross is not None:
+            check_kind("cross", cross, MultiHeadAttention)
         d = attention.d_in
         sizes = {"attention": (attention.d_in, attention.d_out), "feedforward": (feedforward.d, feedforward.d_out)}
         if cross is not None:
@@ -61,10 +68,10 @@ class Block(nn.Module):
                     f"{name} maps {given} to {returned}; residuals need {d} to {d} in every sublayer of a block"
                 )
         self.d, self.order = d, order
-        self.attention, self.attention_norm = attention, norm(d)
-        self.cross, self.cross_norm = cross, None if cross is None else norm(d)
-        self.feedforward, self.feedforward_norm = feedforward, norm(d)
-        self.dropout = nn.Dropout(dropout)
+        self.attention, self.attention_norm = attention, make_norm(norm, d)
+        self.cross, self.cross_norm = cross, None if cross is None else make_norm(norm, d)
+        self.feedforward, self.feedforward_norm = feedforward, make_norm(norm, d)
+        self.dropout = nn.Dropout(probability("dropout", dropout))
 
     def forward(
         self,
@@ -73,12 +80,14 @@ class Block(nn.Module):
         *,
         mask: Mask | Tensor | None = None,
         context_mask: Mask | Tensor | None = None,
+        at: Tensor | None = None,
         cache: BlockCache | None = None,
         observe: Observe | None = None,
     ) -> Tensor | tuple[Tensor, dict[str, Observation]]:
         """``x [*B, n, D] → [*B, n, D]``; with ``observe`` also ``{"attention": …, "cross": …}``.
 
-        ``mask`` is for self-attention, ``context_mask`` for cross-attention; True = may attend.
+        ``mask`` is for self-attention, ``context_mask`` for cross-attention; True = may attend. ``at`` are positions
+        for a ``Rotary`` in self-attention. A call that raises leaves the cache as it was.
         """
         if (context is None) != (self.cross is None):
             wanted = (
@@ -89,6 +98,9 @@ class Block(nn.Module):
             raise ValueError(f"this block {wanted}")
         if context_mask is not None and self.cross is None:
             raise ValueError("context_mask was given, but this block has no cross-attention")
+        if cache is not None and not isinstance(cache, BlockCache):
+            raise TypeError(f"cache must be a BlockCache, which holds a KeyValueCache or two, got {described(cache)}")
+        own, other = (None, None) if cache is None else (cache.own, cache.cross)
         seen: dict[str, Observation] = {}
 
         def look(name: str, result: Tensor | tuple[Tensor, Observation]) -> Tensor:
@@ -98,18 +110,17 @@ class Block(nn.Module):
             return result[0]
 
         def attend(y: Tensor) -> Tensor:
-            return look("attention", self.attention(y, mask=mask, cache=cache and cache.own, observe=observe))
+            return look("attention", self.attention(y, mask=mask, at=at, cache=own, observe=observe))
 
         def attend_context(y: Tensor) -> Tensor:
             assert self.cross is not None
-            return look(
-                "cross", self.cross(y, context, mask=context_mask, cache=cache and cache.cross, observe=observe)
-            )
+            return look("cross", self.cross(y, context, mask=context_mask, cache=other, observe=observe))
 
-        x = self._sublayer(x, self.attention_norm, attend)
-        if self.cross_norm is not None:
-            x = self._sublayer(x, self.cross_norm, attend_context)
-        x = self._sublayer(x, self.feedforward_norm, self.feedforward)
+        with nullcontext() if cache is None else cache.all_or_nothing():
+            x = self._sublayer(x, self.attention_norm, attend)
+            if self.cross_norm is not None:
+                x = self._sublayer(x, self.cross_norm, attend_context)
+            x = self._sublayer(x, self.feedforward_norm, self.feedforward)
         return x if observe is None else (x, seen)
 
     def _sublayer(self, x: Tensor, norm: nn.Module, f: Callable[[Tensor], Tensor]) -> Tensor:
@@ -124,10 +135,7 @@ class Block(nn.Module):
         A decoder layer becomes a block with cross-attention. Torch's masks mean the opposite of ours:
         ``regard.masks.from_torch`` converts them; causality is ``Causal()``.
         """
-        if not isinstance(layer, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-            raise TypeError(
-                f"from_torch takes nn.TransformerEncoderLayer or nn.TransformerDecoderLayer, got {type(layer).__name__}"
-            )
+        check_kind("layer", layer, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
         first, second = layer.linear1, layer.linear2
         bias = first.bias is not None
         activation = _activation(layer.activation)
@@ -144,9 +152,12 @@ class Block(nn.Module):
             cross=None if decoder is None else MultiHeadAttention.from_torch(decoder.multihead_attn),
             dropout=layer.dropout1.p,
         )
-        ours.attention_norm = LayerNorm.from_torch(layer.norm1)
-        ours.cross_norm = None if decoder is None else LayerNorm.from_torch(decoder.norm2)
-        ours.feedforward_norm = LayerNorm.from_torch(layer.norm2 if decoder is None else decoder.norm3)
+        ours.attention_norm = norm_from_torch("norm1", layer.norm1)
+        if decoder is None:
+            ours.feedforward_norm = norm_from_torch("norm2", layer.norm2)
+        else:
+            ours.cross_norm = norm_from_torch("norm2", decoder.norm2)
+            ours.feedforward_norm = norm_from_torch("norm3", decoder.norm3)
         return ours.train(layer.training)
 
     def extra_repr(self) -> str:
@@ -218,12 +229,23 @@ def make_block(
     )
 
 
+def make_norm(norm: NormFactory, d: int) -> nn.Module:
+    """A norm of width d from what makes one."""
+    made = norm(d) if callable(norm) and not isinstance(norm, nn.Module) else None
+    if not isinstance(made, nn.Module):
+        raise TypeError(
+            "norm must make a norm from its width, as LayerNorm and partial(RMSNorm, eps=1e-5) do; "
+            f"got {described(norm)}"
+        )
+    return made
+
+
 def _activation(given: Activation) -> Activation:
-    """Torch's function or module by our name where it has one."""
+    """Torch's function or module by our name where it has one; a module is copied, for it may learn."""
     if given is F.relu or isinstance(given, nn.ReLU):
         return "relu"
     if given is F.gelu:
         return "gelu"
     if isinstance(given, nn.GELU):
         return "gelu" if given.approximate == "none" else "gelu_tanh"
-    return given
+    return deepcopy(given) if isinstance(given, nn.Module) else given

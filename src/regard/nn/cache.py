@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -20,8 +22,8 @@ class KeyValueCache:
     holds until the next ``append``, ``crop`` or ``reorder``.
 
     In cross-attention the context never grows: the layer stores its keys and values once (``fix``) and reads them from
-    then on. A cache writes in place and keeps no graph, so keys that need gradients are refused: decode under
-    ``torch.no_grad()`` or ``torch.inference_mode()``.
+    then on, whatever context it is given later: ``reset`` before another one. A cache writes in place and keeps no
+    graph, so keys that need gradients are refused: decode under ``torch.no_grad()`` or ``torch.inference_mode()``.
 
     >>> cache = KeyValueCache()
     >>> k, v = cache.append(torch.zeros(2, 3, 5, 7), torch.zeros(2, 3, 5, 11))
@@ -44,6 +46,10 @@ class KeyValueCache:
     def __len__(self) -> int:
         """m, the number of keys held."""
         return self._length
+
+    def __bool__(self) -> bool:
+        """A cache is there even while it is empty."""
+        return True
 
     def __repr__(self) -> str:
         held = "empty" if self._k is None else f"{self._length} keys, room for {self._k.shape[-2]}"
@@ -91,11 +97,33 @@ class KeyValueCache:
 
     def reorder(self, index: Tensor) -> None:
         """Batch entry b becomes what entry ``index[b]`` was: beams that survive (the batch may change its size)."""
+        _check_index(index)
         if self._k is None or self._v is None:
             return
         if self._k.ndim < 4:
             raise ValueError(f"keys of shape {list(self._k.shape)} have no batch dimension to reorder")
-        self._k, self._v = (x.index_select(0, index.to(x.device)) for x in (self._k, self._v))
+        batch = self._k.shape[0]
+        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < batch:
+            raise ValueError(
+                f"index goes from {int(index.min())} to {int(index.max())}; this cache has entries 0 … {batch - 1}"
+            )
+        self._k, self._v = (self._selected(x, index.to(x.device)) for x in (self._k, self._v))
+
+    def _selected(self, buffer: Tensor, index: Tensor) -> Tensor:
+        """Entries of a buffer, with as much room as before; only what is held is copied."""
+        room = buffer.new_empty(index.shape[0], *buffer.shape[1:])
+        room[..., : self._length, :] = buffer[..., : self._length, :].index_select(0, index)
+        return room
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """A step that raises leaves the cache as it was before, so that it can be tried again."""
+        before = self._k, self._v, self._length, self.fixed
+        try:
+            yield
+        except BaseException:
+            self._k, self._v, self._length, self.fixed = before
+            raise
 
     def _fits(self, k: Tensor, v: Tensor) -> None:
         if k.ndim < 3 or v.shape[:-1] != k.shape[:-1]:
@@ -131,6 +159,12 @@ class BlockCache:
     own: KeyValueCache = field(default_factory=KeyValueCache)
     cross: KeyValueCache = field(default_factory=KeyValueCache)
 
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """A step that raises leaves both as they were before."""
+        with self.own.all_or_nothing(), self.cross.all_or_nothing():
+            yield
+
 
 class DecoderCache:
     """One ``BlockCache`` a block; ``length`` is the number of tokens read so far.
@@ -164,6 +198,14 @@ class DecoderCache:
             layer.own.reorder(index)
             layer.cross.reorder(index)
 
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """A step that raises leaves every block's caches as they were before: none has read what another has not."""
+        with ExitStack() as stack:
+            for layer in self.layers:
+                stack.enter_context(layer.all_or_nothing())
+            yield
+
     def __repr__(self) -> str:
         return f"DecoderCache({len(self.layers)} layers, {self.length} tokens)"
 
@@ -174,6 +216,14 @@ def _no_gradients(k: Tensor, v: Tensor) -> None:
             "a key/value cache keeps no gradients, but k or v requires them: decode under torch.no_grad(), "
             "or train without a cache"
         )
+
+
+def _check_index(index: Tensor) -> None:
+    if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
+        given = index.dtype if isinstance(index, Tensor) else type(index).__name__
+        raise TypeError(f"index must be a tensor of whole numbers (int64 or int32), got {given}")
+    if index.ndim != 1:
+        raise ValueError(f"index has shape {list(index.shape)}; it must be [batch], the old entry of each new one")
 
 
 def _sealed(buffer: Tensor) -> bool:

@@ -46,18 +46,22 @@ def attention_from_torch(cls: type[Layer], layer: nn.MultiheadAttention) -> Laye
 
 
 def attention_to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
-    """The way back: packed where D_context = D_in, separate otherwise."""
+    """The way back: packed where D_context = D_in, separate otherwise.
+
+    Torch has biases on all four projections or on none; where only some have one here, the others get zeros there.
+    """
     _refuse_what_torch_lacks(layer)
     projections = (layer.q_proj, layer.k_proj, layer.v_proj)
+    out = layer.out_proj
     theirs = nn.MultiheadAttention(
         layer.d_in,
         layer.heads,
         dropout=layer.dropout,
-        bias=layer.out_proj.bias is not None,
+        bias=layer.q_proj.bias is not None or out.bias is not None,
         kdim=layer.d_context,
         vdim=layer.d_context,
         batch_first=True,
-    ).to(layer.out_proj.weight)
+    ).to(out.weight)
     with torch.no_grad():
         if theirs.in_proj_weight is not None:
             theirs.in_proj_weight.copy_(torch.cat([p.weight for p in projections]))
@@ -65,8 +69,9 @@ def attention_to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
             for name, projection in zip("qkv", projections, strict=True):
                 getattr(theirs, f"{name}_proj_weight").copy_(projection.weight)
         if theirs.in_proj_bias is not None:
-            theirs.in_proj_bias.copy_(torch.cat([p.bias for p in projections]))
-    copy_linear(theirs.out_proj, layer.out_proj.weight, layer.out_proj.bias)
+            theirs.in_proj_bias.copy_(torch.cat([_bias_or_zeros(p) for p in projections]))
+            theirs.out_proj.bias.copy_(_bias_or_zeros(out))
+        theirs.out_proj.weight.copy_(out.weight)
     return theirs.train(layer.training)
 
 
@@ -78,6 +83,10 @@ def copy_linear(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
             linear.bias.copy_(bias)
 
 
+def _bias_or_zeros(linear: nn.Linear) -> Tensor:
+    return linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
+
+
 def _refuse_what_torch_lacks(layer: MultiHeadAttention) -> None:
     width = layer.d_in // layer.heads
     reasons = {
@@ -86,9 +95,6 @@ def _refuse_what_torch_lacks(layer: MultiHeadAttention) -> None:
             layer.d_in % layer.heads != 0 or layer.d_key != width or layer.d_value != width
         ),
         f"d_out={layer.d_out} ≠ d_in={layer.d_in}": layer.d_out != layer.d_in,
-        "biases on only some projections (qkv_bias and out_bias must be equal)": (
-            (layer.q_proj.bias is None) != (layer.out_proj.bias is None)
-        ),
         f"position={type(layer.position).__name__}": layer.position is not None,
         f"scale={layer.scale}": layer.scale is not None and layer.scale != layer.d_key**-0.5,
         f"softcap={layer.softcap}": layer.softcap is not None,

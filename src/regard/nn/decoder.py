@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Unpack
+from contextlib import nullcontext
+from typing import Literal, Unpack
 
 from torch import Tensor, nn
 
 from regard.masks import Causal, Mask
-from regard.nn.block import Block, BlockOptions, make_block
+from regard.nn.block import Block, BlockOptions
 from regard.nn.cache import DecoderCache
-from regard.nn.encoder import last_norm
 from regard.nn.multihead import Position
 from regard.nn.norm import norm_from_torch
-from regard.nn.stack import Observations, Stack, Tokens, as_mask, both, split_position
+from regard.nn.stack import Observations, PaddingLike, Stack, Tokens, as_mask, as_padding, both, sized
 from regard.observables import Observe
 from regard.positions import AddedToInput
-from regard.shapes import integer
+from regard.positions.common import check_kind, described
 
 __all__ = ["Decoder"]
 
@@ -47,44 +46,22 @@ class Decoder(Stack):
         *,
         hidden: int | None = None,
         vocab: int | None = None,
+        token_scale: float | None = None,
         tied: bool = True,
         d_context: int | None = None,
         position: Position | AddedToInput | None = None,
         dropout: float = 0.0,
         **options: Unpack[BlockOptions],
     ) -> None:
-        added, inside = split_position(position)
-        hidden = 4 * d if hidden is None else hidden
-        super().__init__(
-            [
-                make_block(d, heads, hidden, d_context=d_context, position=inside, dropout=dropout, **options)
-                for _ in range(integer("layers", layers, least=1))
-            ],
-            norm=last_norm(d, options),
-            tokens=None if vocab is None else Tokens(vocab, d, head="tied" if tied else "own"),
-            position=added,
-            dropout=dropout,
-        )
-
-    @classmethod
-    def of(
-        cls,
-        blocks: Iterable[Block],
-        *,
-        norm: nn.Module | None = None,
-        tokens: Tokens | None = None,
-        position: AddedToInput | None = None,
-        dropout: float = 0.0,
-    ) -> Decoder:
-        """A decoder of blocks already made."""
-        self = cls.__new__(cls)
-        Stack.__init__(self, blocks, norm=norm, tokens=tokens, position=position, dropout=dropout)
-        return self
+        head: Literal["tied", "own"] = "tied" if tied else "own"
+        tokens = None if vocab is None else Tokens(vocab, d, head=head, scale=token_scale)
+        super().__init__(**sized(d, heads, layers, hidden, tokens, position, dropout, options, d_context))
 
     @classmethod
     def from_torch(cls, decoder: nn.TransformerDecoder) -> Decoder:
         """The same function with the weights of ``nn.TransformerDecoder`` (copies) under a causal ``tgt_mask``."""
-        norm = norm_from_torch(decoder.norm)
+        check_kind("decoder", decoder, nn.TransformerDecoder)
+        norm = None if decoder.norm is None else norm_from_torch("norm", decoder.norm)
         return cls.of([Block.from_torch(layer) for layer in decoder.layers], norm=norm).train(decoder.training)
 
     def new_cache(self, capacity: int = 0) -> DecoderCache:
@@ -96,27 +73,41 @@ class Decoder(Stack):
         x: Tensor,
         context: Tensor | None = None,
         *,
+        padding: PaddingLike | None = None,
         mask: Mask | Tensor | None = None,
         context_mask: Mask | Tensor | None = None,
+        at: Tensor | None = None,
         cache: DecoderCache | None = None,
         observe: Observe | None = None,
     ) -> Tensor | tuple[Tensor, Observations]:
         """``x [*B, n, D]`` → ``[*B, n, D]``, or ids ``[*B, n]`` → logits ``[*B, n, V]``; observations with ``observe``.
 
-        ``mask`` is over self-attention's m keys, those in the cache included (left padding: ``Padding(bool [B, m])``);
-        ``context_mask`` over the context's. With ``cache`` x follows what was read before, in any number of pieces.
+        - ``padding`` and ``mask`` are over self-attention's m keys, those in the cache included: real lengths ``[B]``
+          or bool ``[B, m]`` with True = real (left padding needs it), and what else is hidden. ``context_mask`` is
+          over the context's.
+        - ``at``: the positions of x's tokens, whole numbers ``[n]`` or ``[*B, n]``, where they do not simply count on:
+          left padding, packed documents. With a cache give it at every step, for the new tokens.
+        - ``cache``: x follows what was read before, in any number of pieces. A call that raises leaves it as it was.
         """
+        self._check_cache(cache)
+        with nullcontext() if cache is None else cache.all_or_nothing():
+            x = self.embed(x, start=0 if cache is None or at is not None else cache.length, at=at)
+            y, seen = self.run(
+                x,
+                context,
+                mask=both(both(Causal(), as_padding(padding, x)), as_mask("mask", mask)),
+                context_mask=as_mask("context_mask", context_mask),
+                at=at,
+                cache=cache,
+                observe=observe,
+            )
+            y = y if self.tokens is None else self.tokens.logits(y)
+        return y if observe is None else (y, seen)
+
+    def _check_cache(self, cache: DecoderCache | None) -> None:
+        if cache is not None and not isinstance(cache, DecoderCache):
+            raise TypeError(f"cache must be a DecoderCache, which new_cache() makes, got {described(cache)}")
         if cache is not None and len(cache.layers) != len(self.blocks):
             raise ValueError(
                 f"the cache is for {len(cache.layers)} blocks, but this decoder has {len(self.blocks)}; use new_cache()"
             )
-        y, seen = self.run(
-            self.embed(x, start=0 if cache is None else cache.length),
-            context,
-            mask=both(Causal(), as_mask(mask)),
-            context_mask=as_mask(context_mask),
-            cache=cache,
-            observe=observe,
-        )
-        y = y if self.tokens is None else self.tokens.logits(y)
-        return y if observe is None else (y, seen)

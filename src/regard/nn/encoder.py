@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Unpack
 
 from torch import Tensor, nn
 
 from regard.masks import Mask
-from regard.nn.block import Block, BlockOptions, make_block
+from regard.nn.block import Block, BlockOptions
 from regard.nn.multihead import Position
-from regard.nn.norm import LayerNorm, norm_from_torch
-from regard.nn.stack import Observations, PaddingLike, Stack, Tokens, as_mask, as_padding, both, split_position
+from regard.nn.norm import norm_from_torch
+from regard.nn.stack import Observations, PaddingLike, Stack, Tokens, as_mask, as_padding, both, sized
 from regard.observables import Observe
 from regard.positions import AddedToInput
-from regard.shapes import integer
+from regard.positions.common import check_kind
 
 __all__ = ["Encoder"]
 
@@ -26,7 +25,8 @@ class Encoder(Stack):
 
     The last norm is there in pre-norm stacks, whose residual sum is otherwise never normed. ``hidden`` is 4·D unless
     given. ``position``: what is added to the input is added once; a ``Rotary`` or a bias on scores goes into the
-    attention of every block, one value (and one learned table) shared by all. Other options are ``make_block``'s.
+    attention of every block, one value (and one learned table) shared by all. ``token_scale`` multiplies embeddings
+    (√D unless given). Other options are ``make_block``'s.
     For anything else build the blocks yourself: ``Encoder.of(blocks, norm=…)``.
 
     >>> import torch
@@ -42,37 +42,13 @@ class Encoder(Stack):
         *,
         hidden: int | None = None,
         vocab: int | None = None,
+        token_scale: float | None = None,
         position: Position | AddedToInput | None = None,
         dropout: float = 0.0,
         **options: Unpack[BlockOptions],
     ) -> None:
-        added, inside = split_position(position)
-        hidden = 4 * d if hidden is None else hidden
-        super().__init__(
-            [
-                make_block(d, heads, hidden, position=inside, dropout=dropout, **options)
-                for _ in range(integer("layers", layers, least=1))
-            ],
-            norm=last_norm(d, options),
-            tokens=None if vocab is None else Tokens(vocab, d, head=None),
-            position=added,
-            dropout=dropout,
-        )
-
-    @classmethod
-    def of(
-        cls,
-        blocks: Iterable[Block],
-        *,
-        norm: nn.Module | None = None,
-        tokens: Tokens | None = None,
-        position: AddedToInput | None = None,
-        dropout: float = 0.0,
-    ) -> Encoder:
-        """An encoder of blocks already made."""
-        self = cls.__new__(cls)
-        Stack.__init__(self, blocks, norm=norm, tokens=tokens, position=position, dropout=dropout)
-        return self
+        tokens = None if vocab is None else Tokens(vocab, d, head=None, scale=token_scale)
+        super().__init__(**sized(d, heads, layers, hidden, tokens, position, dropout, options))
 
     @classmethod
     def from_torch(cls, encoder: nn.TransformerEncoder) -> Encoder:
@@ -80,7 +56,8 @@ class Encoder(Stack):
 
         At padded positions torch's fused path returns zeros and ours what the formula gives.
         """
-        norm = norm_from_torch(encoder.norm)
+        check_kind("encoder", encoder, nn.TransformerEncoder)
+        norm = None if encoder.norm is None else norm_from_torch("norm", encoder.norm)
         return cls.of([Block.from_torch(layer) for layer in encoder.layers], norm=norm).train(encoder.training)
 
     def forward(
@@ -89,18 +66,16 @@ class Encoder(Stack):
         *,
         padding: PaddingLike | None = None,
         mask: Mask | Tensor | None = None,
+        at: Tensor | None = None,
         observe: Observe | None = None,
     ) -> Tensor | tuple[Tensor, Observations]:
         """``x [*B, n, D]`` or ids ``[*B, n]`` → ``[*B, n, D]``; with ``observe`` also observations by layer name.
 
         ``padding``: real lengths ``[B]``, bool ``[B, n]`` with True = real, or a ``Padding``. ``mask`` hides more
-        (True = may attend). Outputs at padded positions mean nothing but are finite.
+        (True = may attend). Outputs at padded positions mean nothing but are finite. ``at``: the positions of the
+        tokens, whole numbers ``[n]`` or ``[*B, n]``, where they do not count from 0: left padding, packed documents.
         """
-        mask = both(as_padding(padding), as_mask(mask))
-        y, seen = self.run(self.embed(x), mask=mask, observe=observe)
+        x = self.embed(x, at=at)
+        mask = both(as_padding(padding, x), as_mask("mask", mask))
+        y, seen = self.run(x, mask=mask, at=at, observe=observe)
         return y if observe is None else (y, seen)
-
-
-def last_norm(d: int, options: BlockOptions) -> nn.Module | None:
-    """The norm after the last block: one in pre-norm stacks, none in post-norm ones, which end with a norm already."""
-    return options.get("norm", LayerNorm)(d) if options.get("order", "pre") == "pre" else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Unpack
+from typing import Literal, Unpack
 
 from torch import Tensor, nn
 
@@ -16,6 +16,7 @@ from regard.nn.multihead import MultiHeadAttention, Position
 from regard.nn.stack import Observations, PaddingLike, Tokens, as_padding
 from regard.observables import Observe
 from regard.positions import AddedToInput
+from regard.positions.common import check_kind
 
 __all__ = ["EncoderDecoder"]
 
@@ -46,6 +47,7 @@ class EncoderDecoder(nn.Module):
         hidden: int | None = None,
         vocab: int | None = None,
         target_vocab: int | None = None,
+        token_scale: float | None = None,
         tied: bool = True,
         position: Position | AddedToInput | None = None,
         target_position: Position | AddedToInput | None = None,
@@ -67,13 +69,17 @@ class EncoderDecoder(nn.Module):
             **options,
         )
         if vocab is not None:
-            head = "tied" if tied else "own"
-            self.decoder.tokens = Tokens(vocab if target_vocab is None else target_vocab, d, head=head)  # type: ignore[arg-type]
-            self.encoder.tokens = self.decoder.tokens if target_vocab is None else Tokens(vocab, d, head=None)
+            head: Literal["tied", "own"] = "tied" if tied else "own"
+            written = vocab if target_vocab is None else target_vocab
+            self.decoder.tokens = Tokens(written, d, head=head, scale=token_scale)
+            read = self.decoder.tokens if target_vocab is None else Tokens(vocab, d, head=None, scale=token_scale)
+            self.encoder.tokens = read
 
     @classmethod
     def of(cls, encoder: Encoder, decoder: Decoder) -> EncoderDecoder:
         """One model of two stacks already made; the decoder's blocks have cross-attention over the encoder's width."""
+        check_kind("encoder", encoder, Encoder)
+        check_kind("decoder", decoder, Decoder)
         for i, block in enumerate(decoder.blocks):
             width = block.cross.d_context if isinstance(block.cross, MultiHeadAttention) else None
             if width != encoder.d:
@@ -88,6 +94,7 @@ class EncoderDecoder(nn.Module):
     @classmethod
     def from_torch(cls, model: nn.Transformer) -> EncoderDecoder:
         """The same function with the weights of ``nn.Transformer`` (copies) under a causal ``tgt_mask``."""
+        check_kind("model", model, nn.Transformer)
         return cls.of(Encoder.from_torch(model.encoder), Decoder.from_torch(model.decoder)).train(model.training)
 
     def new_cache(self, capacity: int = 0) -> DecoderCache:
@@ -100,10 +107,11 @@ class EncoderDecoder(nn.Module):
         *,
         padding: PaddingLike | None = None,
         mask: Mask | Tensor | None = None,
+        at: Tensor | None = None,
         observe: Observe | None = None,
     ) -> Tensor | tuple[Tensor, Observations]:
         """``source → c [*B, m, D]``"""
-        return self.encoder(source, padding=padding, mask=mask, observe=observe)
+        return self.encoder(source, padding=padding, mask=mask, at=at, observe=observe)
 
     def decode(
         self,
@@ -112,14 +120,17 @@ class EncoderDecoder(nn.Module):
         *,
         padding: PaddingLike | None = None,
         mask: Mask | Tensor | None = None,
+        at: Tensor | None = None,
         cache: DecoderCache | None = None,
         observe: Observe | None = None,
     ) -> Tensor | tuple[Tensor, Observations]:
-        """``target, c → y``; ``padding`` is the source's, ``mask`` is the target's own, beside causality.
+        """``target, c → y``; ``padding`` is the source's, ``mask`` and ``at`` are the target's own.
 
-        With ``cache`` the context's keys are computed at the first step alone.
+        With ``cache`` the context's keys are computed at the first step alone; later steps do not look at ``context``
+        again, so ``reset`` the cache before another one.
         """
-        return self.decoder(target, context, mask=mask, context_mask=as_padding(padding), cache=cache, observe=observe)
+        cross = as_padding(padding, context)
+        return self.decoder(target, context, mask=mask, context_mask=cross, at=at, cache=cache, observe=observe)
 
     def forward(
         self,
@@ -129,22 +140,24 @@ class EncoderDecoder(nn.Module):
         padding: PaddingLike | None = None,
         source_mask: Mask | Tensor | None = None,
         target_mask: Mask | Tensor | None = None,
+        source_at: Tensor | None = None,
+        target_at: Tensor | None = None,
         observe: Observe | None = None,
     ) -> Tensor | tuple[Tensor, Observations]:
         """``source, target → y``; ``padding`` says which source tokens are real, in encoder and cross-attention alike.
 
-        ``source_mask`` and ``target_mask`` hide more in the two self-attentions. With ``observe`` also observations by
-        module name: ``encoder.blocks.0.attention``, ``decoder.blocks.0.cross`` …
+        ``source_mask`` and ``target_mask`` hide more in the two self-attentions; ``source_at`` and ``target_at`` are
+        positions, as in ``Encoder`` and ``Decoder``. With ``observe`` also observations by module name:
+        ``encoder.blocks.0.attention``, ``decoder.blocks.0.cross`` …
         """
         if observe is None:
-            context = self.encoder(source, padding=padding, mask=source_mask)
-            return self.decode(target, context, padding=padding, mask=target_mask)
-        if observe.queries is not None:
+            context = self.encoder(source, padding=padding, mask=source_mask, at=source_at)
+            return self.decode(target, context, padding=padding, mask=target_mask, at=target_at)
+        if isinstance(observe, Observe) and observe.queries is not None:
             raise ValueError(
                 "Observe(queries=…) names the rows of one sequence; observe encode(…) and decode(…) separately"
             )
-        context, read = self.encoder(source, padding=padding, mask=source_mask, observe=observe)
-        cross = as_padding(padding)
-        y, wrote = self.decoder(target, context, mask=target_mask, context_mask=cross, observe=observe)
+        context, read = self.encoder(source, padding=padding, mask=source_mask, at=source_at, observe=observe)
+        y, wrote = self.decode(target, context, padding=padding, mask=target_mask, at=target_at, observe=observe)
         seen = {f"encoder.{name}": part for name, part in read.items()}
         return y, seen | {f"decoder.{name}": part for name, part in wrote.items()}

@@ -8,7 +8,8 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.shapes import integer, number
+from regard.positions.common import check_dtype, described, probability
+from regard.shapes import integer
 
 __all__ = ["ACTIVATIONS", "FeedForward"]
 
@@ -59,11 +60,12 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(self.d, self.hidden, bias=bias)
         self.gate = nn.Linear(self.d, self.hidden, bias=bias) if gated else None
         self.down = nn.Linear(self.hidden, self.d_out, bias=bias)
-        self.dropout = nn.Dropout(number("dropout", dropout, least=0.0))
+        self.dropout = nn.Dropout(probability("dropout", dropout))
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == 0 or x.shape[-1] != self.d:
             raise ValueError(f"x has shape {list(x.shape)}; this feed-forward takes vectors of {self.d}: [*, {self.d}]")
+        check_dtype("x", x, self.up)
         hidden = self.phi(self.up(x)) if self.gate is None else self.phi(self.gate(x)) * self.up(x)
         return self.down(self.dropout(hidden))
 
@@ -77,6 +79,8 @@ def _resolve(activation: Activation, gated: bool) -> tuple[str, Callable[[Tensor
     """The name, the function and whether it is gated."""
     if callable(activation):
         return getattr(activation, "__name__", type(activation).__name__), activation, gated
+    if not isinstance(activation, str):
+        raise TypeError(f"activation must be a name or a function of a tensor, got {described(activation)}")
     if activation in GATED:
         activation, gated = GATED[activation], True
     if activation not in ACTIVATIONS:

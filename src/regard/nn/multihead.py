@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from regard.attention import attention
+from regard.kernels.choose import BACKENDS
 from regard.masks import Mask
 from regard.nn.cache import KeyValueCache
 from regard.nn.convert import attention_from_torch, attention_to_torch
 from regard.observables import Observation, Observe
 from regard.positions import AddedToInput, Rotary
+from regard.positions.common import check_bias_fits, check_dtype, check_mask, described, probability
 from regard.scores import Bias
 from regard.shapes import integer, number
 
@@ -37,7 +41,8 @@ class MultiHeadAttention(nn.Module):
     - ``kv_heads``: key and value heads, each shared by ``heads/kv_heads`` query heads.
     - ``qkv_bias``: biases b_q, b_k, b_v (initially 0); ``out_bias``: b_out.
     - ``position``: a ``Rotary``, applied to q and k, or a bias on scores (``ALiBi`` …). What is added to the *input*
-      (``Sinusoidal``, ``Learned``) goes before the first layer, not in here.
+      (``Sinusoidal``, ``Learned``) goes before the first layer, not in here. ``scale`` does not touch the scale that
+      ``RelativeKeys`` and ``Grid`` have of their own: give it to both where they should agree.
     - ``sinks``: one learned extra logit a head in the softmax's denominator (initially 0).
     - ``dropout``: on the weights, in training only.
 
@@ -82,12 +87,11 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(
                 f"kv_heads={kv_heads} does not divide heads={heads}; each key head serves as many query heads"
             )
-        self.position = _checked_position(position, self.d_key)
+        self.position = _checked_position(position, self.heads, self.d_key)
         self.scale = None if scale is None else number("scale", scale, least=0.0)
-        self.softcap, self.backend = softcap, backend
-        self.dropout = number("dropout", dropout, least=0.0)
-        if self.dropout > 1:
-            raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
+        self.softcap = None if softcap is None else number("softcap", softcap)
+        self.dropout, self.backend = probability("dropout", dropout), backend
+        self._check_options(sinks)
         self.q_proj = nn.Linear(self.d_in, self.heads * self.d_key, bias=qkv_bias)
         self.k_proj = nn.Linear(self.d_context, self.kv_heads * self.d_key, bias=qkv_bias)
         self.v_proj = nn.Linear(self.d_context, self.kv_heads * self.d_value, bias=qkv_bias)
@@ -110,45 +114,76 @@ class MultiHeadAttention(nn.Module):
         context: Tensor | None = None,
         *,
         mask: Mask | Tensor | None = None,
+        at: Tensor | None = None,
         cache: KeyValueCache | None = None,
         scale: float | None = None,
         observe: Observe | None = None,
     ) -> Tensor | tuple[Tensor, Observation]:
-        """``x [*B, n, D_in]`` (and ``context [*B, m, D_context]``) → ``[*B, n, D_out]``, and an Observation.
+        """``x [*B, n, D_in]``, perhaps ``context [*B, m, D_context]`` → ``[*B, n, D_out]``; with ``observe`` a pair
 
-        ``mask``: a mask value or bool broadcastable to ``[*B, N_h, n, m]``, True = may attend. ``scale`` replaces the
-        layer's for this call. ``cache``: in self-attention x follows what the cache holds, and m counts both; in
-        cross-attention the context's keys and values are computed at the first call and read from the cache after.
+        - ``observe``: the result is then ``(out, Observation)``.
+        - ``mask``: a mask value or bool broadcastable to ``[*B, N_h, n, m]``, True = may attend.
+        - ``at``: the positions of x's rows for a ``Rotary``, whole numbers ``[n]`` or ``[*B, n]``, where they do not
+          simply count on: left padding, packed documents. Biases on scores go by distances between rows and take none.
+        - ``scale`` replaces the layer's for this call.
+        - ``cache``: in self-attention x follows what the cache holds, and m counts both. In cross-attention the
+          context's keys and values are computed at the first call and read from the cache after; a later context of
+          the same shape is not looked at, so ``reset`` the cache before another one. A call that raises leaves the
+          cache as it was.
         """
         self._check(x, context)
-        start = 0 if cache is None or context is not None else len(cache)
+        check_mask("mask", mask)
+        if cache is not None and not isinstance(cache, KeyValueCache):
+            raise TypeError(f"cache must be a KeyValueCache, got {described(cache)}")
+        if at is not None and not isinstance(self.position, Rotary):
+            raise ValueError("at says where a Rotary turns q and k, but this layer has no Rotary; leave it out")
+        if observe is not None and not isinstance(observe, Observe):
+            raise TypeError(f"observe must be a regard.Observe, got {described(observe)}")
+        with nullcontext() if cache is None else cache.all_or_nothing():
+            q_BHND, k_BGMD, v_BGME = self._project(x, context, cache, at)
+            if observe is not None:
+                observe, k_BGMD = self._ready_to_observe(observe, x, context, k_BGMD, cache)
+            result = attention(
+                q_BHND,
+                k_BGMD,
+                v_BGME,
+                mask=mask,
+                bias=self.position if isinstance(self.position, Bias) else None,
+                scale=self.scale if scale is None else scale,
+                softcap=self.softcap,
+                sinks=self.sinks,
+                dropout=self.dropout if self.training else 0.0,
+                observe=observe,
+                backend=self.backend,
+            )
+            if isinstance(result, Tensor):
+                return self.out_proj(_join(result))
+            heads_BHNE, observation = result
+            return self.out_proj(_join(heads_BHNE)), observation
+
+    def _project(
+        self, x: Tensor, context: Tensor | None, cache: KeyValueCache | None, at: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v; k and v of all keys, those in the cache included."""
+        start = 0 if cache is None or context is not None or at is not None else len(cache)
         q_BHND = _split(self.q_proj(x), self.heads)
         if isinstance(self.position, Rotary):
-            q_BHND = self.position(q_BHND, start=start)
-        k_BGMD, v_BGME = self._keys_and_values(x, context, cache, start)
-        if observe is not None and context is not None and observe.queries is None and x.shape[-2] == k_BGMD.shape[-2]:
+            q_BHND = self.position(q_BHND, at=at, start=start)
+        return q_BHND, *self._keys_and_values(x, context, cache, at, start)
+
+    def _ready_to_observe(
+        self, observe: Observe, x: Tensor, context: Tensor | None, k: Tensor, cache: KeyValueCache | None
+    ) -> tuple[Observe, Tensor]:
+        if context is None:
+            # What is kept must outlive the cache's next step, which writes into the memory that k is a view of.
+            return observe, k if cache is None or not observe.keep else k.clone()
+        if observe.queries is None and x.shape[-2] == k.shape[-2]:
             # A context as long as x by chance: its Padding must not be read as saying which rows of x are real.
             observe = replace(observe, queries=(x.shape[-2],))
-        result = attention(
-            q_BHND,
-            k_BGMD,
-            v_BGME,
-            mask=mask,
-            bias=self.position if isinstance(self.position, Bias) else None,
-            scale=self.scale if scale is None else scale,
-            softcap=self.softcap,
-            sinks=self.sinks,
-            dropout=self.dropout if self.training else 0.0,
-            observe=observe,
-            backend=self.backend,
-        )
-        if isinstance(result, Tensor):
-            return self.out_proj(_join(result))
-        heads_BHNE, observation = result
-        return self.out_proj(_join(heads_BHNE)), observation
+        return observe, k
 
     def _keys_and_values(
-        self, x: Tensor, context: Tensor | None, cache: KeyValueCache | None, start: int
+        self, x: Tensor, context: Tensor | None, cache: KeyValueCache | None, at: Tensor | None, start: int
     ) -> tuple[Tensor, Tensor]:
         """``[*B, G, m, D_hid]`` and ``[*B, G, m, D_o]``, through the cache where there is one."""
         if context is not None and cache is not None and cache.fixed:
@@ -162,14 +197,26 @@ class MultiHeadAttention(nn.Module):
         source = x if context is None else context
         k_BGMD, v_BGME = _split(self.k_proj(source), self.kv_heads), _split(self.v_proj(source), self.kv_heads)
         if isinstance(self.position, Rotary):
-            k_BGMD = self.position(k_BGMD, start=start)
+            k_BGMD = self.position(k_BGMD, at=at, start=start)
         if cache is None:
             return k_BGMD, v_BGME
         return cache.append(k_BGMD, v_BGME) if context is None else cache.fix(k_BGMD, v_BGME)
 
+    def _check_options(self, sinks: object) -> None:
+        if self.softcap is not None and not 0 < self.softcap < math.inf:
+            raise ValueError(f"softcap must be a finite number > 0, got {self.softcap}; None is no cap")
+        if not isinstance(sinks, bool):
+            raise TypeError(f"sinks must be True (one learned logit a head) or False, got {described(sinks)}")
+        if self.scale == math.inf and (self.softcap is not None or sinks):
+            what = "softcap" if self.softcap is not None else "sinks"
+            raise ValueError(f"scale=inf (hard attention) has no meaning with {what}; leave {what} out")
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend is {self.backend!r}; known are {', '.join(map(repr, BACKENDS))}")
+
     def _check(self, x: Tensor, context: Tensor | None) -> None:
         if x.ndim < 2 or x.shape[-1] != self.d_in:
             raise ValueError(f"x has shape {list(x.shape)}; this layer takes [*batch, n, {self.d_in}]")
+        check_dtype("x", x, self.q_proj)
         if context is None:
             if self.d_context != self.d_in:
                 raise ValueError(
@@ -178,6 +225,7 @@ class MultiHeadAttention(nn.Module):
             return
         if context.ndim < 2 or context.shape[-1] != self.d_context:
             raise ValueError(f"context has shape {list(context.shape)}; this layer takes [*batch, m, {self.d_context}]")
+        check_dtype("context", context, self.k_proj)
         if isinstance(self.position, Rotary):
             raise ValueError(
                 "Rotary counts positions of one sequence; x and context are two: cross-attention takes no Rotary"
@@ -193,13 +241,18 @@ class MultiHeadAttention(nn.Module):
         return attention_from_torch(cls, layer)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """``nn.MultiheadAttention(batch_first=True)`` with copies of these weights; what it cannot hold is refused."""
+        """``nn.MultiheadAttention(batch_first=True)`` with copies of these weights; what it cannot hold is refused.
+
+        It has biases on all projections or on none: where this layer has only some, the others are zeros there.
+        """
         return attention_to_torch(self)
 
     def extra_repr(self) -> str:
         shown = [f"{name}={getattr(self, name)}" for name in ("d_in", "heads", "d_key", "d_value", "d_out")]
         usual = {"d_context": self.d_in, "kv_heads": self.heads, "scale": None, "softcap": None, "dropout": 0.0}
         shown += [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value]
+        shown += ["sinks=True"] if self.sinks is not None else []
+        shown += [f"backend={self.backend!r}"] if self.backend != "auto" else []
         if self.position is not None and not isinstance(self.position, nn.Module):
             shown.append(f"position={self.position}")
         return ", ".join(shown)
@@ -215,15 +268,17 @@ def _join(heads_BHNE: Tensor) -> Tensor:
     return heads_BHNE.transpose(-3, -2).flatten(-2)
 
 
-def _checked_position(position: Position | None, d_key: int) -> Position | None:
+def _checked_position(position: Position | None, heads: int, d_key: int) -> Position | None:
     if isinstance(position, AddedToInput):
         raise TypeError(
             f"{type(position).__name__} is added to the input: call it before the first layer, or give it to a stack"
         )
     if position is not None and not isinstance(position, Rotary | Bias):
         raise TypeError(
-            f"position must be a Rotary or a bias on scores (ALiBi, T5Buckets …), got {type(position).__name__}"
+            f"position must be a Rotary or a bias on scores (ALiBi, T5Buckets …), got {described(position)}"
         )
+    if isinstance(position, Bias):
+        check_bias_fits(position, heads, d_key)
     if isinstance(position, Rotary) and position.d != d_key:
         raise ValueError(
             f"Rotary({position.d}) turns keys of width {position.d}, but d_key={d_key}; use Rotary({d_key})"

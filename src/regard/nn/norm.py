@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from regard.positions.common import check_kind
 from regard.shapes import integer, number
 
 __all__ = ["LayerNorm", "RMSNorm"]
@@ -48,6 +49,7 @@ class LayerNorm(nn.Module):
     @classmethod
     def from_torch(cls, layer: nn.LayerNorm) -> LayerNorm:
         """The same layer with the weights of ``nn.LayerNorm(D)``; copies, not views."""
+        check_kind("layer", layer, nn.LayerNorm)
         if len(layer.normalized_shape) != 1:
             raise ValueError(f"LayerNorm is over one dimension, got normalized_shape={tuple(layer.normalized_shape)}")
         if layer.weight is None:
@@ -84,6 +86,7 @@ class RMSNorm(nn.Module):
     @classmethod
     def from_torch(cls, layer: nn.RMSNorm) -> RMSNorm:
         """The same layer with the weights of ``nn.RMSNorm(D)``, whose ``eps=None`` is its dtype's machine epsilon."""
+        check_kind("layer", layer, nn.RMSNorm)
         if len(layer.normalized_shape) != 1:
             raise ValueError(f"RMSNorm is over one dimension, got normalized_shape={tuple(layer.normalized_shape)}")
         if layer.weight is None:
@@ -95,18 +98,15 @@ class RMSNorm(nn.Module):
         return f"{self.d}, eps={self.eps}"
 
 
-def norm_from_torch(layer: nn.Module | None) -> LayerNorm | RMSNorm | None:
-    """The last norm of a torch stack, which may have none."""
-    if layer is None:
-        return None
-    if isinstance(layer, nn.RMSNorm):
-        return RMSNorm.from_torch(layer)
-    if isinstance(layer, nn.LayerNorm):
-        return LayerNorm.from_torch(layer)
-    raise TypeError(f"a last norm must be nn.LayerNorm or nn.RMSNorm, got {type(layer).__name__}")
+def norm_from_torch(name: str, layer: nn.Module) -> LayerNorm | RMSNorm:
+    """A norm of a torch layer or stack, by the name it has there."""
+    check_kind(name, layer, nn.LayerNorm, nn.RMSNorm)
+    return RMSNorm.from_torch(layer) if isinstance(layer, nn.RMSNorm) else LayerNorm.from_torch(layer)  # type: ignore[arg-type]
 
 
 def _check(x: Tensor, d: int) -> None:
+    if not x.is_floating_point():
+        raise TypeError(f"x is {x.dtype}; this layer normalises vectors of floating numbers")
     if x.ndim == 0 or x.shape[-1] != d:
         raise ValueError(f"x has shape {list(x.shape)}; this layer normalises vectors of {d}: [*, {d}]")
 

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from regard.nn.block import BlockOptions
 from regard.nn.encoder import Encoder
-from regard.nn.stack import Observations
+from regard.nn.multihead import Position
+from regard.nn.stack import Observations, split_position
 from regard.observables import Observe
-from regard.positions import Learned
+from regard.positions import AddedToInput, Learned
+from regard.positions.common import check_dtype
 from regard.shapes import integer
 
 __all__ = ["VisionTransformer"]
@@ -29,6 +31,10 @@ class VisionTransformer(nn.Module):
     pre-training): ``tanh(y₀ W₁ + b₁) W₂ + b₂``, or is one linear map (``head="linear"``); ``fine_tune(classes)`` swaps
     the former for the latter. ``hidden`` is 4·D unless given; other options are those of ``make_block``, with
     ``activation="gelu"`` and ``qkv_bias=True``.
+
+    ``position``: a bias on scores (``Grid``, ``Quadratic`` …) or a ``Rotary``, used in every block beside E_pos; the
+    class token stands before the grid, on no cell. What is added to the input (``Learned((h, w), d)`` …) is added
+    instead of E_pos. ``model.grid`` is (height/P, width/P).
 
     >>> model = VisionTransformer(image=6, patch=2, classes=5, d=6, heads=3, layers=2)
     >>> model(torch.zeros(2, 3, 6, 6)).shape
@@ -49,6 +55,7 @@ class VisionTransformer(nn.Module):
         *,
         channels: int = 3,
         head: Literal["hidden", "linear"] = "hidden",
+        position: Position | AddedToInput | None = None,
         dropout: float = 0.0,
         **options: Unpack[BlockOptions],
     ) -> None:
@@ -63,30 +70,32 @@ class VisionTransformer(nn.Module):
         self.class_token = nn.Parameter(torch.zeros(d))
         nn.init.normal_(self.class_token, std=0.02)
         options = {"activation": "gelu", "qkv_bias": True, **options}
-        position = Learned(self.grid[0] * self.grid[1] + 1, d)
-        self.encoder = Encoder(d, heads, layers, hidden=hidden, position=position, dropout=dropout, **options)
+        added, inside = split_position(position)
+        self.encoder = Encoder(d, heads, layers, hidden=hidden, position=inside, dropout=dropout, **options)
+        self.encoder.position = Learned(self.grid[0] * self.grid[1] + 1, d) if added is None else added
         self.head = _head(d, classes, head)
 
-    def embed(self, images: Tensor) -> Tensor:
+    def patch_tokens(self, images: Tensor) -> Tensor:
         """``images [B, C, height, width] → [B, N + 1, D]``: the class token, then patches row by row; no positions."""
         expected = (self.channels, *self.image)
         if images.ndim != 4 or tuple(images.shape[1:]) != expected:
             raise ValueError(
                 f"images have shape {list(images.shape)}; this model takes [batch, {', '.join(map(str, expected))}]"
             )
+        check_dtype("images", images, self.patches)
         x_BND = self.patches(images).flatten(2).transpose(1, 2)
         first = self.class_token.expand(x_BND.shape[0], 1, self.d)
         return torch.cat([first, x_BND], dim=1)
 
     def features(self, images: Tensor) -> Tensor:
         """``images → y [B, N + 1, D]``, what the encoder makes of the class token and of each patch."""
-        return self.encoder(self.embed(images))
+        return self.encoder(self.patch_tokens(images))
 
     def forward(self, images: Tensor, *, observe: Observe | None = None) -> Tensor | tuple[Tensor, Observations]:
         """``images [B, C, height, width] → logits [B, classes]``; with ``observe`` also observations by module name."""
         if observe is None:
             return self.head(self.features(images)[:, 0])
-        y, seen = self.encoder(self.embed(images), observe=observe)
+        y, seen = self.encoder(self.patch_tokens(images), observe=observe)
         return self.head(y[:, 0]), {f"encoder.{name}": part for name, part in seen.items()}
 
     def fine_tune(self, classes: int) -> VisionTransformer:
@@ -109,5 +118,7 @@ def _head(d: int, classes: int, kind: str) -> nn.Module:
 
 
 def _pair(name: str, size: Size) -> tuple[int, int]:
+    if isinstance(size, tuple) and len(size) != 2:
+        raise ValueError(f"{name} must be one whole number or (height, width), got {size}; colours are channels=")
     height, width = size if isinstance(size, tuple) else (size, size)
     return integer(name, height, least=1), integer(name, width, least=1)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard.positions.common import check_floating
+from regard.positions.common import check_at, check_floating
 from regard.shapes import integer
 
 
 class AddedToInput(nn.Module):
-    """``y_i = x_i + code_{start + i}`` for x ``[*, n, d]``; y has x's shape and dtype.
+    """``y_i = x_i + code_{start + i}``, or ``x_i + code_{at_i}``, for x ``[*, n, d]``; y has x's shape and dtype.
 
-    A scheme implements ``code``. ``start`` is the position of x's first row: the number of rows already in a cache. On
-    a grid of h × w cells, read row by row, the last h·w rows of x are the cells and rows before them (class tokens) get
-    no code; such an x is always whole, so ``start`` must be 0.
+    A scheme implements ``code`` and ``code_at``. ``start`` is the position of x's first row: the number of rows already
+    in a cache. ``at``: whole positions ``[n]`` or ``[*, n]``, one row of them a batch entry, where rows do not simply
+    count on: left padding, packed documents. On a grid of h × w cells, read row by row, the last h·w rows of x are the
+    cells and rows before them (class tokens) get no code; such an x is always whole, so ``start`` must be 0 and ``at``
+    is refused.
     """
 
     d: int
@@ -24,12 +26,23 @@ class AddedToInput(nn.Module):
         """The rows to add: ``[n, d]``."""
         raise TypeError(f"{type(self).__name__} must say what it adds")
 
-    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+    def code_at(self, at: Tensor) -> Tensor:
+        """The rows to add at positions ``at [*]``: ``[*, d]``; on a line only."""
+        raise TypeError(f"{type(self).__name__} must say what it adds")
+
+    def forward(self, x: Tensor, start: int = 0, at: Tensor | None = None) -> Tensor:
         """``x [*, n, d] → x + code``."""
         check_floating("x", x)
         if x.ndim < 2 or x.shape[-1] != self.d:
             raise ValueError(f"x has shape {list(x.shape)}; {type(self).__name__} adds its code to [*, n, {self.d}]")
-        return x + self.code(x.shape[-2], start).to(x)
+        if at is None:
+            return x + self.code(x.shape[-2], start).to(x)
+        check_at(at, x.shape[-2], x.shape[:-2], x)
+        if self.grid is not None:
+            raise ValueError("at gives positions on a line; on a grid every cell has its place: leave at out")
+        if integer("start", start) != 0:
+            raise ValueError(f"at says every position already, so start must be 0, got {start}")
+        return x + self.code_at(at).to(x)
 
     def prefix(self, n: int, start: int) -> int:
         """How many of n rows come before the grid."""

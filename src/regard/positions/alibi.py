@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from regard.positions.common import check_heads, check_offset, finite_tensor, table_dtype
+from regard.positions.common import check_heads, check_offset, finite_tensor, readable, table_dtype
 from regard.scores import Bias, RelativeTerm, positions_1d
-from regard.shapes import integer, offset_of, tracing
-from regard.values import value
+from regard.shapes import integer, offset_of
 
 
 def published_slopes(heads: int) -> list[float]:
@@ -28,13 +27,12 @@ def published_slopes(heads: int) -> list[float]:
     return [2.0 ** (-8 * (h + 1) / power) for h in range(power)] + extra
 
 
-@value
-@dataclass(frozen=True, eq=False, repr=False)
-class ALiBi(Bias):
+class ALiBi(nn.Module, Bias):
     """``bias[h, i, j] = −slope_h · |j − (i + offset)|``.
 
     - ``slopes [H]``: a tensor (gradients reach it) or a sequence of numbers, all finite; a negative slope favours what
-      is far. None is the published sequence for as many heads as the queries have.
+      is far. An ``nn.Parameter`` is learned with the layer that holds this value; any other tensor is a constant. None
+      is the published sequence for as many heads as the queries have.
     - ``heads``: H, where it should be fixed beforehand; another number of query heads is then refused.
     - ``offset=None`` is m − n: the last query stands at the last key.
 
@@ -45,34 +43,34 @@ class ALiBi(Bias):
             [-1.0000, -0.5000,  0.0000]])
     """
 
-    slopes: Tensor | Sequence[float] | None = None
-    heads: int | None = None
-    offset: int | None = None
-
-    def __post_init__(self) -> None:
-        check_offset(self.offset)
-        if self.heads is not None:
-            integer("heads", self.heads, least=1)
-        if self.slopes is None:
-            return
-        slopes = finite_tensor("slopes", self.slopes)
-        if slopes.ndim != 1 or slopes.shape[0] == 0:
-            raise ValueError(f"slopes has shape {list(slopes.shape)}; it must be [H], one slope a head")
-        if self.heads is not None and slopes.shape[0] != self.heads:
-            raise ValueError(
-                f"slopes has {slopes.shape[0]} entries, but heads={self.heads}; there must be one slope a head"
-            )
-        object.__setattr__(self, "slopes", slopes)
+    def __init__(
+        self,
+        slopes: Tensor | Sequence[float] | None = None,
+        heads: int | None = None,
+        offset: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.offset = check_offset(offset)
+        self.heads = None if heads is None else integer("heads", heads, least=1)
+        values = None if slopes is None else finite_tensor("slopes", slopes)
+        if values is not None:
+            if values.ndim != 1 or values.shape[0] == 0:
+                raise ValueError(f"slopes has shape {list(values.shape)}; it must be [H], one slope a head")
+            if heads is not None and values.shape[0] != heads:
+                raise ValueError(
+                    f"slopes has {values.shape[0]} entries, but heads={heads}; there must be one slope a head"
+                )
+            self.heads = values.shape[0]
+        self.slopes = values
 
     def terms(self, q: Tensor, m: int) -> tuple[RelativeTerm, ...]:
         heads, n = q.shape[1], q.shape[2]
         dtype = table_dtype(q)
-        if isinstance(self.slopes, Tensor):
-            check_heads(self, self.slopes.shape[0], q)
-            slopes = self.slopes.to(device=q.device, dtype=dtype)
-        else:
-            check_heads(self, heads if self.heads is None else self.heads, q)
+        check_heads(self, heads if self.heads is None else self.heads, q)
+        if self.slopes is None:
             slopes = torch.tensor(published_slopes(heads), device=q.device, dtype=dtype)
+        else:
+            slopes = self.slopes.to(device=q.device, dtype=dtype)
         # Distances are −(n − 1) − offset … m − 1 − offset; one more on each side, so that n = 0 and m = 0 are no cases.
         first = -n - offset_of(n, m, self.offset)
         distance = (torch.arange(n + m + 1, device=q.device) + first).abs().to(dtype)
@@ -81,8 +79,36 @@ class ALiBi(Bias):
 
     def __repr__(self) -> str:
         said = []
-        if isinstance(self.slopes, Tensor):
-            values = "…" if tracing() else ", ".join(f"{slope:.4g}" for slope in self.slopes.detach().tolist())
+        if self.slopes is not None:
+            known = isinstance(self.slopes, Tensor) and readable(self.slopes)
+            values = ", ".join(f"{slope:.4g}" for slope in self.slopes.detach().tolist()) if known else "…"
             said.append(f"slopes=[{values}]")
-        said += [f"{name}={x}" for name, x in (("heads", self.heads), ("offset", self.offset)) if x is not None]
-        return f"ALiBi({', '.join(said)})"
+        elif self.heads is not None:
+            said.append(f"heads={self.heads}")
+        return f"ALiBi({', '.join(said if self.offset is None else [*said, f'offset={self.offset}'])})"
+
+
+def _flatten(bias: ALiBi) -> tuple[list[Tensor], tuple[int | None, int | None]]:
+    return [] if bias.slopes is None else [bias.slopes], (bias.heads, bias.offset)
+
+
+def _unflatten(leaves: Iterable[Tensor], context: tuple[int | None, int | None]) -> ALiBi:
+    """Without checks: leaves may be placeholders, and were checked when first built."""
+    bias = ALiBi()
+    (bias.heads, bias.offset), bias.slopes = context, next(iter(leaves), None)
+    return bias
+
+
+def _flatten_with_keys(bias: ALiBi) -> tuple[list[tuple[pytree.KeyEntry, Tensor]], tuple[int | None, int | None]]:
+    leaves, context = _flatten(bias)
+    return [(pytree.GetAttrKey("slopes"), leaf) for leaf in leaves], context
+
+
+# A module, so that learned slopes are parameters of what holds it; and a value, which ``torch.export`` may take in.
+pytree.register_pytree_node(
+    ALiBi,
+    _flatten,
+    _unflatten,
+    serialized_type_name="regard.positions.alibi.ALiBi",
+    flatten_with_keys_fn=_flatten_with_keys,
+)

@@ -1,4 +1,4 @@
-"""What the schemes share: checks, the initial law of learned tables, and the dtype tables are handed over in."""
+"""What the schemes, and the layers that hold them, share: checks, the initial law of learned tables, their dtype."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from regard.masks import Mask
+from regard.scores import Bias, SumOfBiases
 from regard.shapes import integer, number, tracing
 
 INITIAL_STD = 0.02  # learned tables start as N(0, 0.02²), the usual law for embeddings
@@ -76,6 +78,20 @@ def check_floating(name: str, x: object) -> None:
         raise TypeError(f"{name} must be a floating tensor, got {x.dtype if isinstance(x, Tensor) else repr(x)}")
 
 
+def readable(x: Tensor) -> bool:
+    """Whether values may be looked at: not while tracing, and not on the device "meta", which has none."""
+    return not tracing() and not x.is_meta
+
+
+def check_at(at: object, n: int, batch: Sequence[int], x: Tensor) -> None:
+    """``at`` are whole positions ``[n]`` or ``[*batch, n]`` for the rows of x; batch dimensions may be 1."""
+    check_whole("at", at)
+    assert isinstance(at, Tensor)
+    fits = at.ndim >= 1 and at.shape[-1] == n and at.ndim - 1 <= len(batch)
+    if not fits or any(a not in (1, b) for a, b in zip(reversed(at.shape[:-1]), reversed(batch), strict=False)):
+        raise ValueError(f"at has shape {list(at.shape)}; for x {list(x.shape)} it must be [{n}] or {[*batch, n]}")
+
+
 def check_whole(name: str, x: object) -> None:
     """``x`` is a tensor of whole numbers; else refused by name."""
     if not isinstance(x, Tensor) or x.dtype == torch.bool or x.is_floating_point() or x.is_complex():
@@ -88,12 +104,88 @@ def finite_tensor(name: str, values: Tensor | Sequence[float] | Sequence[Sequenc
     if isinstance(values, str | bytes) or not isinstance(values, Tensor | Sequence):
         raise TypeError(f"{name} must be a tensor or a sequence of numbers, got {values!r}")
     try:
-        x = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
+        # On the CPU whatever the default device is: on "meta" there would be nothing to check or to keep.
+        x = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a tensor or a sequence of numbers, got {values!r}") from None
     if x.dtype == torch.bool or x.is_complex():
         raise TypeError(f"{name} must be real numbers, got {x.dtype}")
     x = x if x.is_floating_point() else x.double()
-    if not tracing() and not bool(x.isfinite().all()):
+    if readable(x) and not bool(x.isfinite().all()):
         raise ValueError(f"{name} must be finite numbers, got {x.tolist()}")
     return x
+
+
+# --- layers ----------------------------------------------------------------------------------------------------------
+
+
+def described(x: object) -> str:
+    """How an error names what it was given: a class by its name, a module or tensor by its kind, a number as it is."""
+    if isinstance(x, type):
+        return f"the class {x.__name__}"
+    if isinstance(x, Tensor):
+        return f"a tensor, {x.dtype} {list(x.shape)}"
+    return repr(x) if isinstance(x, int | float | str | list | tuple) else type(x).__name__
+
+
+def check_kind(name: str, x: object, *kinds: type) -> None:
+    """``x`` is an instance of one of the kinds; else refused by name."""
+    if not isinstance(x, kinds):
+        raise TypeError(f"{name} must be {' or '.join(_full_name(kind) for kind in kinds)}, got {described(x)}")
+
+
+def probability(name: str, p: object) -> float:
+    """``p`` as a number between 0 and 1; NaN is none."""
+    p = number(name, p, least=0.0)
+    if p > 1:
+        raise ValueError(f"{name} must be between 0 and 1, got {p}")
+    return p
+
+
+def check_dtype(name: str, x: Tensor, layer: nn.Module) -> None:
+    """``x`` has the dtype of the layer's weight (any, under autocast; layers put in its place may take any too)."""
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, Tensor) or not weight.is_floating_point() or x.dtype == weight.dtype:
+        return
+    if torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
+        return
+    raise TypeError(
+        f"{name} is {x.dtype}, but this layer's weights are {weight.dtype}; convert one of them: "
+        f"{name}.to({weight.dtype}) or layer.to({x.dtype})"
+    )
+
+
+def check_mask(name: str, mask: object) -> None:
+    """``mask`` is None, a mask value or a bool tensor."""
+    if mask is None or isinstance(mask, Mask) or (isinstance(mask, Tensor) and mask.dtype == torch.bool):
+        return
+    if not isinstance(mask, Tensor):
+        hint = "; lengths are a Padding(lengths)" if isinstance(mask, list | tuple) else ""
+        raise TypeError(
+            f"{name} must be a mask value or a bool tensor with True = may attend, got {described(mask)}{hint}"
+        )
+    if mask.is_floating_point():
+        hint = "for numbers that are added to scores use position=, or regard.attention(bias=)"
+    else:
+        hint = "a mask of 0 and 1 is mask.bool()"
+    raise TypeError(f"{name} is {mask.dtype}; a layer takes bool masks with True = may attend: {hint}")
+
+
+def check_bias_fits(bias: Bias, heads: int, d_key: int) -> None:
+    """A bias that is made for some number of heads or some width of queries is made for this layer's."""
+    if isinstance(bias, SumOfBiases):
+        for part in bias.parts:
+            check_bias_fits(part, heads, d_key)
+        return
+    kind = type(bias).__name__
+    for attribute, name, here in (("heads", "heads", heads), ("d", "d_key", d_key)):
+        made_for = getattr(bias, attribute, None)
+        if isinstance(made_for, int) and made_for != here:
+            raise ValueError(
+                f"position {kind} is made for {attribute}={made_for}, but this layer has {name}={here}; "
+                "they must be equal"
+            )
+
+
+def _full_name(kind: type) -> str:
+    return f"nn.{kind.__name__}" if kind.__module__.startswith("torch.") else f"regard.nn.{kind.__name__}"

@@ -1,4 +1,7 @@
-"""Relative positions on a grid: one table for rows and one for columns, with or without the query."""
+"""Relative positions on a grid: one table for rows and one for columns, with or without the query.
+
+``OnGrid`` is what every bias on a grid shares; ``Grid`` learns its tables.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,42 @@ from regard.scores import Bias, RelativeTerm, positions_2d
 from regard.shapes import integer
 
 
-class Grid(nn.Module, Bias):
+class OnGrid(nn.Module, Bias):
+    """``bias[h, i, j] = table⁰[h, δ₁] + table¹[h, δ₂]``, δ = key − query on a ``height × width`` grid read row by row.
+
+    A scheme implements ``table``. The grid is the last height·width keys; there must be that many. Keys before it
+    (class tokens) stand nowhere, and so do queries that stand before or after the grid; a pair with one of them gets 0.
+    ``offset=None`` is m − n: the last query stands at the last key.
+    """
+
+    def __init__(self, height: int, width: int, heads: int, offset: int | None) -> None:
+        super().__init__()
+        self.height, self.width = integer("height", height, least=1), integer("width", width, least=1)
+        self.heads = integer("heads", heads, least=1)
+        self.offset = check_offset(offset)
+
+    def table(self, q: Tensor, axis: int) -> Tensor:
+        """``[1, H, 1, 2·size − 1]`` or, where the query takes part, ``[B, H, n, 2·size − 1]``; axis 0 is rows."""
+        raise TypeError(f"{type(self).__name__} must say what it adds")
+
+    def terms(self, q: Tensor, m: int) -> tuple[RelativeTerm, ...]:
+        check_heads(self, self.heads, q)
+        on_y, on_x = positions_2d(q.shape[2], m, self.height, self.width, self.offset, q.device)
+        return (
+            RelativeTerm(self.table(q, 0), *on_y, 1 - self.height),
+            RelativeTerm(self.table(q, 1), *on_x, 1 - self.width),
+        )
+
+    def extra_repr(self) -> str:
+        said = [f"{self.height}, {self.width}, heads={self.heads}", *self.said()]
+        return ", ".join(said if self.offset is None else [*said, f"offset={self.offset}"])
+
+    def said(self) -> list[str]:
+        """What a scheme adds to its ``repr``."""
+        return []
+
+
+class Grid(OnGrid):
     """``bias[h, i, j] = y[h, δ₁] + x[h, δ₂]``, and with d also ``+ scale · q_i · (r^y_{h, δ₁} + r^x_{h, δ₂})``.
 
     δ = key − query = (δ₁ rows down, δ₂ columns right) on a ``height × width`` grid read row by row. Learned:
@@ -42,10 +80,7 @@ class Grid(nn.Module, Bias):
         scale: float | None = None,
         offset: int | None = None,
     ) -> None:
-        super().__init__()
-        self.height, self.width = integer("height", height, least=1), integer("width", width, least=1)
-        self.heads = integer("heads", heads, least=1)
-        self.offset = check_offset(offset)
+        super().__init__(height, width, heads, offset)
         self.d = None if d is None else integer("d", d, least=1)
         if d is None and scale is not None:
             raise ValueError(f"scale is {scale}, but without d there is no product with the query to scale; give d too")
@@ -58,23 +93,14 @@ class Grid(nn.Module, Bias):
     def reset_parameters(self) -> None:
         reset(*self.parameters())
 
-    def terms(self, q: Tensor, m: int) -> tuple[RelativeTerm, ...]:
-        check_heads(self, self.heads, q)
-        if self.d is not None:
-            check_width(self, self.d, q)
-        on_y, on_x = positions_2d(q.shape[2], m, self.height, self.width, self.offset, q.device)
-        return (
-            RelativeTerm(self._table(q, self.y, self.key_y), *on_y, 1 - self.height),
-            RelativeTerm(self._table(q, self.x, self.key_x), *on_x, 1 - self.width),
-        )
-
-    def _table(self, q: Tensor, plain: Tensor, vectors: Tensor | None) -> Tensor:
+    def table(self, q: Tensor, axis: int) -> Tensor:
         """One axis: ``[1, H, 1, T]``, or ``[B, H, n, T]`` where the query takes part."""
+        plain, vectors = ((self.y, self.key_y), (self.x, self.key_x))[axis]
         table = plain.to(device=q.device, dtype=table_dtype(q))[None, :, None]
-        return table if vectors is None or self.scale is None else table + query_table(q, vectors, self.scale)
+        if self.d is None or self.scale is None or vectors is None:
+            return table
+        check_width(self, self.d, q)
+        return table + query_table(q, vectors, self.scale)
 
-    def extra_repr(self) -> str:
-        said = f"{self.height}, {self.width}, heads={self.heads}"
-        if self.scale is not None:
-            said += f", d={self.d}, scale={self.scale:.6g}"
-        return said if self.offset is None else f"{said}, offset={self.offset}"
+    def said(self) -> list[str]:
+        return [] if self.scale is None else [f"d={self.d}, scale={self.scale:.6g}"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from regard.positions.added import AddedToInput
-from regard.positions.common import check_grid, learned, reset
+from regard.positions.common import check_grid, learned, readable, reset
 from regard.shapes import integer
 
 
@@ -18,7 +19,8 @@ class Learned(AddedToInput):
 
     - an x that reaches beyond ``length`` is refused: there is nothing to add.
     - on a grid the last h·w rows of x are the cells; rows before them (class tokens) get no code.
-    - ``start``: the position of x's first row, at least 0; always 0 on a grid.
+    - ``start``: the position of x's first row, at least 0; always 0 on a grid. ``at``: positions of their own, on a
+      line, each in the table (a padded row may have any, 0 for instance).
 
     >>> import torch
     >>> position = Learned(8, 3)
@@ -57,6 +59,14 @@ class Learned(AddedToInput):
                 f"but this table has length {self.length}: at most {max(self.length - start, 0)} rows fit"
             )
         return self.weight[start : start + n]
+
+    def code_at(self, at: Tensor) -> Tensor:
+        """The rows ``[*, d]`` for positions ``at [*]``, each within 0 … length − 1."""
+        if readable(at) and at.numel() and not 0 <= int(at.min()) <= int(at.max()) < self.length:
+            raise ValueError(
+                f"at goes from {int(at.min())} to {int(at.max())}; this table has positions 0 … {self.length - 1}"
+            )
+        return self.weight[at.to(self.weight.device, torch.int64)]
 
     def extra_repr(self) -> str:
         return f"{self.length if self.grid is None else self.grid}, d={self.d}"

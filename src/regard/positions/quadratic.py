@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.positions.common import check_heads, check_offset, finite_tensor, table_dtype
-from regard.scores import Bias, RelativeTerm, positions_2d
-from regard.shapes import integer, number
+from regard.positions.common import finite_tensor, table_dtype
+from regard.positions.grid import OnGrid
+from regard.shapes import number
 
 CENTER_VARIANCE = 2.0
 
 
-class Quadratic(nn.Module, Bias):
+class Quadratic(OnGrid):
     """``bias[h, i, j] = −α_h ‖δ − Δ_h‖²``, δ = key − query = (δ₁ rows down, δ₂ columns right).
 
     On a ``height × width`` grid read row by row; learned ``centers [H, 2]``, row h of which is Δ_h, and ``alpha [H]``.
@@ -47,10 +47,7 @@ class Quadratic(nn.Module, Bias):
         alpha: float | Tensor | Sequence[float] = 1.0,
         offset: int | None = None,
     ) -> None:
-        super().__init__()
-        self.height, self.width = integer("height", height, least=1), integer("width", width, least=1)
-        self.heads = integer("heads", heads, least=1)
-        self.offset = check_offset(offset)
+        super().__init__(height, width, heads, offset)
         if centers is None:
             self.centers = nn.Parameter(torch.randn(heads, 2) * CENTER_VARIANCE**0.5)
         else:
@@ -59,14 +56,9 @@ class Quadratic(nn.Module, Bias):
             alpha = [number("alpha", alpha)] * heads
         self.alpha = _parameter("alpha", alpha, heads)
 
-    def terms(self, q: Tensor, m: int) -> tuple[RelativeTerm, ...]:
-        check_heads(self, self.heads, q)
-        on_y, on_x = positions_2d(q.shape[2], m, self.height, self.width, self.offset, q.device)
-        y, x = (self._table(q, size, axis) for axis, size in enumerate((self.height, self.width)))
-        return RelativeTerm(y, *on_y, 1 - self.height), RelativeTerm(x, *on_x, 1 - self.width)
-
-    def _table(self, q: Tensor, size: int, axis: int) -> Tensor:
+    def table(self, q: Tensor, axis: int) -> Tensor:
         """``−α_h (δ − Δ_h)²`` on one axis, δ = 1 − size … size − 1: ``[1, H, 1, 2·size − 1]``."""
+        size = (self.height, self.width)[axis]
         alpha, center = (x.to(device=q.device, dtype=table_dtype(q)) for x in (self.alpha, self.centers[:, axis]))
         delta = torch.arange(1 - size, size, device=q.device, dtype=alpha.dtype)
         return (-alpha.unsqueeze(-1) * (delta - center.unsqueeze(-1)) ** 2)[None, :, None]
@@ -83,15 +75,13 @@ class Quadratic(nn.Module, Bias):
             raise ValueError(f"delta has shape {list(delta.shape)}; it must be [*, 2]: rows down and columns right")
         return torch.cat([(delta * delta).sum(-1, keepdim=True), delta], dim=-1)
 
-    def extra_repr(self) -> str:
-        said = f"{self.height}, {self.width}, heads={self.heads}"
-        return said if self.offset is None else f"{said}, offset={self.offset}"
-
 
 def _parameter(name: str, given: Tensor | Sequence[float] | Sequence[Sequence[float]], *sizes: int) -> nn.Parameter:
     """A parameter with those first values; a floating tensor keeps its dtype, other numbers take the default one."""
     values = finite_tensor(name, given)
     if tuple(values.shape) != sizes:
         raise ValueError(f"{name} has shape {list(values.shape)}; it must be {list(sizes)}")
+    if not isinstance(given, Tensor):
+        values = values.to(torch.get_default_device())
     keep = isinstance(given, Tensor) and given.is_floating_point()
     return nn.Parameter(values.detach().clone().to(values.dtype if keep else torch.get_default_dtype()))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.positions.common import check_floating, check_whole, finite_tensor
+from regard.positions.common import check_at, check_floating, finite_tensor
 from regard.shapes import integer, number
 from regard.values import value
 
@@ -168,11 +168,8 @@ class Rotary:
         integer("start", start, least=None)
         if at is None:
             return torch.arange(n, dtype=torch.float64, device=device) + start
-        check_whole("at", at)
+        check_at(at, n, batch, x)
         if start != 0:
             raise ValueError(f"at says every position already, so start must be 0, got {start}")
-        fits = at.ndim >= 1 and at.shape[-1] == n and at.ndim - 1 <= len(batch)
-        if not fits or any(a not in (1, b) for a, b in zip(reversed(at.shape[:-1]), reversed(batch), strict=False)):
-            raise ValueError(f"at has shape {list(at.shape)}; for x {list(x.shape)} it must be [{n}] or {[*batch, n]}")
         at = at.to(device=device, dtype=torch.float64)
         return at if at.ndim == 1 else at.unsqueeze(-2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.shapes import tracing
+from regard.positions.common import readable
 
 
 def hard_selection(query_xy: Tensor, key_xy: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,7 +33,7 @@ def hard_selection(query_xy: Tensor, key_xy: Tensor, shift: Tensor) -> tuple[Ten
             raise ValueError(
                 f"{name} has shape {list(x.shape)}; it must be [places or heads, p] with p ≥ 1 coordinates"
             )
-        if not tracing() and not bool(x.isfinite().all()):
+        if readable(x) and not bool(x.isfinite().all()):
             raise ValueError(f"{name} holds inf or NaN; places and shifts must be finite")
     if not (query_xy.shape[1] == key_xy.shape[1] == shift.shape[1]):
         widths = ", ".join(f"{name} {x.shape[1]}" for name, x in given.items())

@@ -19,7 +19,8 @@ class Sinusoidal(AddedToInput):
     - odd d: the formula as it stands; the last sine has no cosine beside it.
     - ``grid=(h, w)``: the first d/2 features are the code of the cell's row y, the last d/2 that of its column x, each
       with d/2 in place of d above; d must be even. The last h·w rows of x are the cells; rows before them get no code.
-    - ``start``: the position of x's first row, at least 0; always 0 on a grid.
+    - ``start``: the position of x's first row, at least 0; always 0 on a grid. ``at``: positions of their own, on a
+      line.
 
     >>> Sinusoidal(4).code(2)
     tensor([[0.0000, 1.0000, 0.0000, 1.0000],
@@ -50,12 +51,16 @@ class Sinusoidal(AddedToInput):
         rows, columns = torch.nn.functional.pad(y, (0, self.d // 2)), torch.nn.functional.pad(x, (self.d // 2, 0))
         return self.on_grid(rows.unsqueeze(1), columns.unsqueeze(0), prefix)
 
+    def code_at(self, at: Tensor) -> Tensor:
+        """The rows ``[*, d]`` for whole positions ``at [*]``, in float64."""
+        return _waves(at.to("cpu" if at.device.type == "mps" else at.device, torch.float64), self.d, self.base)
+
     def extra_repr(self) -> str:
         return f"d={self.d}, base={self.base:g}" + ("" if self.grid is None else f", grid={self.grid}")
 
 
 def _waves(at: Tensor, d: int, base: float) -> Tensor:
-    """``at [n] → [n, d]``: sines and cosines in turn."""
+    """``at [*] → [*, d]``: sines and cosines in turn."""
     pair = torch.arange(0, d, 2, dtype=torch.float64, device=at.device)  # 2i
     angle = at.unsqueeze(-1) * base ** (-pair / d)
-    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[:, :d]
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[..., :d]

@@ -48,13 +48,11 @@ class T5Buckets(nn.Module, Bias):
         _check_buckets(buckets, max_distance, bidirectional)
         self.buckets, self.max_distance, self.bidirectional = buckets, max_distance, bidirectional
         self.weight = learned(buckets, heads)
-        at = torch.arange(-max_distance, max_distance + 1, device="cpu")
-        columns = self.bucket(at, buckets, max_distance, bidirectional).tolist()
-        # Columns at either end that repeat their neighbour say nothing that clamping to the table does not.
-        left = next(c for c in range(len(columns)) if columns[c + 1] != columns[c])
-        right = next(c for c in reversed(range(len(columns))) if columns[c - 1] != columns[c])
-        self.first: int = int(at[left])
-        self.columns: tuple[int, ...] = tuple(columns[left : right + 1])
+        # Beyond the last bucket's first distance, columns would only repeat what clamping to the table says.
+        end = _last_bucket_from(buckets, max_distance, bidirectional)
+        at = torch.arange(-end, (end if bidirectional else 0) + 1, device="cpu")
+        self.first: int = -end
+        self.columns: tuple[int, ...] = tuple(self.bucket(at, buckets, max_distance, bidirectional).tolist())
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -83,6 +81,19 @@ class T5Buckets(nn.Module, Bias):
         said = f"heads={self.heads}, buckets={self.buckets}, max_distance={self.max_distance}"
         said += f", bidirectional={self.bidirectional}"
         return said if self.offset is None else f"{said}, offset={self.offset}"
+
+
+def _last_bucket_from(buckets: int, max_distance: int, bidirectional: bool) -> int:
+    """The smallest distance back in the last bucket, by bisection: buckets grow with distance."""
+
+    def bucket(t: int) -> int:
+        return int(T5Buckets.bucket(torch.tensor([-t], device="cpu"), buckets, max_distance, bidirectional))
+
+    last, low, high = bucket(max_distance), 0, max_distance
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if bucket(middle) == last else (middle + 1, high)
+    return low
 
 
 def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> None:
