@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from regard.kernels import native
 
@@ -94,16 +95,6 @@ def test_an_empty_choice_is_no_choice():
         assert chosen_with("") == f"runs {native.instruction_sets()[-1]}"
 
 
-# --- attention is another matter --------------------------------------------------------------------------------------
-
-
-def test_a_built_module_does_not_pretend_to_have_attention():
-    assert not native.available()
-    expected = "not part of this version" if native.built() else "was not built"
-    assert expected in native.refusal()
-    assert "\n" not in native.refusal()
-
-
 # --- without the module -----------------------------------------------------------------------------------------------
 
 
@@ -132,7 +123,7 @@ def test_the_missing_module_is_reported(monkeypatch):
         pure = load_native_anew()
     assert len(caught) == 1
     assert not pure.built()
-    assert pure.refusal() == "the native module of regard was not built"
+    assert pure.refusal(torch.zeros(1)) == "the native module of regard was not built"
     assert pure.instruction_sets() == ()
     with pytest.raises(RuntimeError, match="no instruction set is in use: the native module"):
         pure.instruction_set()
@@ -157,7 +148,8 @@ def test_a_present_module_is_used_without_a_word(monkeypatch, recwarn):
     assert module.built()
     assert module.instruction_sets() == ("portable", "avx2")
     assert module.instruction_set() == "avx2"
-    assert module.refusal() == "the native attention kernel is not part of this version"
+    assert module.refusal(torch.zeros(1)) == ""
+    assert "float64" in module.refusal(torch.zeros(1, dtype=torch.float64))
 
 
 # --- real builds ------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def test_opcheck(name: str) -> None:
     ops_attention = lambda *args: seen.append(args) or real(*args)  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ops, "attention_op", ops_attention)
-        regard.attention(case.q, case.k, case.v, **case.options)
+        regard.attention(case.q.requires_grad_(), case.k, case.v, **case.options)
     (args,) = seen
     args = tuple(_leaf(x) for x in args)
     torch.library.opcheck(ops.attention_op, args)
@@ -190,12 +190,22 @@ def test_autocast_takes_autocasts_dtype_but_leaves_float64() -> None:
         assert regard.attention(*[q.double()] * 3).dtype == torch.float64
 
 
-@pytest.mark.parametrize("name", ["native"])
-def test_a_backend_that_cannot_honour_the_call_says_so(name: str) -> None:
-    q = torch.zeros(1, 1, 2, 2)
+def test_a_backend_that_cannot_honour_the_call_says_so() -> None:
+    q = torch.zeros(1, 1, 2, 2, dtype=torch.float64)
     with pytest.raises(ValueError, match="backend='native' cannot be honoured"):
-        regard.attention(q, q, q, backend=name)
+        regard.attention(q, q, q, backend="native")
     assert torch.equal(regard.attention(q, q, q, backend="reference"), regard.attention(q, q, q))
+
+
+def test_the_shortcut_past_the_dispatcher_is_not_taken_where_somebody_watches() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    q = torch.randn(1, 2, 3, 4)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert regard.attention(q, q, q).shape == q.shape
+    graph = torch.fx.experimental.proxy_tensor.make_fx(lambda x: regard.attention(x, x, x))(q)
+    assert "regard.attention" in graph.code
+    assert torch.allclose(graph(q), regard.attention(q, q, q))
 
 
 def test_several_threads_and_a_forked_child_agree() -> None:
