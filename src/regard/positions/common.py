@@ -125,7 +125,8 @@ def described(x: object) -> str:
         return f"the class {x.__name__}"
     if isinstance(x, Tensor):
         return f"a tensor, {x.dtype} {list(x.shape)}"
-    return repr(x) if isinstance(x, int | float | str | list | tuple) else type(x).__name__
+    said = repr(x) if isinstance(x, int | float | str | list | tuple) else ""
+    return said if said and len(said) <= 60 and "\n" not in said else type(x).__name__
 
 
 def check_kind(name: str, x: object, *kinds: type) -> None:
