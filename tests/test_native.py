@@ -200,7 +200,7 @@ def test_layouts_without_contiguous_rows_are_copied_once(isa: str) -> None:
 
 def test_what_native_cannot_do_it_refuses_and_auto_leaves_to_the_reference() -> None:
     q = torch.randn(1, 1, 3, 4, dtype=torch.float64)
-    with pytest.raises(ValueError, match="takes float32, bfloat16 and float16, q is torch.float64"):
+    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, q is torch\.float64"):
         regard.attention(q, q, q, backend="native")
     assert torch.equal(regard.attention(q, q, q), regard.attention(q, q, q, backend="reference"))
     x = q.float()

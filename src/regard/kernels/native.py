@@ -225,7 +225,9 @@ def backward(
         dq.to(q.dtype),
         dk.to(k.dtype),
         dv.to(v.dtype),
-        None if d_bias is None or scores.bias is None else reference.reduce_to(d_bias, scores.bias.shape).to(scores.bias.dtype),
+        None
+        if d_bias is None or scores.bias is None
+        else reference.reduce_to(d_bias, scores.bias.shape).to(scores.bias.dtype),
         reference.sink_gradient(scores.sinks, lse, delta),
         [_table_gradient(t, d, line, n, m) for t, d in zip(scores.terms, tables, strict=False)],
     )
