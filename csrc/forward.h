@@ -121,13 +121,18 @@ REGARD_INLINE void forward_block(const Call& c, const Head& head, const Panel& p
     if (watched) {
         watch_weights(c, j, count, s, top, run.total, *watching);
     } else {
+        F block[NR];
+#pragma GCC unroll 4
+        for (int x = 0; x < NR; x++) block[x] = F{};
         for (int64_t y = 0; y < count; y++)
 #pragma GCC unroll 4
             for (int x = 0; x < NR; x++) {
                 const F weight = exp2(load(s + y * PW + x * W) - top[x]);
-                run.total[x] += weight;
+                block[x] += weight;
                 store(s + y * PW + x * W, weight);
             }
+#pragma GCC unroll 4
+        for (int x = 0; x < NR; x++) run.total[x] += block[x];
     }
     if (rose)
         for (int64_t f = 0; f < c.e; f++)

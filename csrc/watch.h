@@ -105,6 +105,9 @@ REGARD_INLINE void add_to_bin(Watching& w, int64_t bin, const F* part, const F* 
 REGARD_INLINE void watch_weights(const Call& c, int64_t j, int64_t count, float* s, const F* top, F* total,
                                  Watching& w) {
     const int64_t bins = c.watch->bins;
+    F block[NR];  // summed apart from the bins, in the order of an unwatched call: watching changes no bit of the output
+#pragma GCC unroll 4
+    for (int x = 0; x < NR; x++) block[x] = F{};
     for (int64_t y = 0; y < count;) {
         const int64_t bin = bins ? (j + y) * bins / c.m : 0;
         const int64_t stop = bins ? std::min(count, bin_end(c, bin) - j) : count;
@@ -117,15 +120,16 @@ REGARD_INLINE void watch_weights(const Call& c, int64_t j, int64_t count, float*
                 const F low = load(s + y * PW + x * W) - top[x], weight = exp2(low);
                 const F delta = all(static_cast<float>(j + y)) - w.place[x];
                 store(s + y * PW + x * W, weight);
+                block[x] += weight;
                 part[x] += weight;
                 w.heat[x] += weight * larger(all(-1000.0f), low);  // a hidden key: 0 · −1000, not 0 · −inf
                 w.distance[x] += weight * larger(delta, -delta);
                 w.offset[x] += weight * delta;
             }
-#pragma GCC unroll 4
-        for (int x = 0; x < NR; x++) total[x] += part[x];
         if (bins) add_to_bin(w, bin, part, top);
     }
+#pragma GCC unroll 4
+    for (int x = 0; x < NR; x++) total[x] += block[x];
     watch_places(c, j, count, s, w);
 }
 
