@@ -281,6 +281,7 @@ PINNED_BITS = "00101111110001011111110011110010"
         ({"mask": torch.ones(5, 1, 1, 1, dtype=torch.bool)}, ValueError, "does not broadcast"),
         ({"mask": "causal"}, TypeError, "True = may attend"),
         ({"mask": Padding([3, 4])}, ValueError, "batch of"),
+        ({"mask": Padding(torch.ones(1, 7, dtype=torch.int64))}, ValueError, "of 0 and 1 over keys must be bool"),
         ({"mask": Padding([8])}, ValueError, "up to 8, but there are 7 keys"),
         ({"bias": torch.ones(3, 7, dtype=torch.bool)}, TypeError, "pass it as mask="),
         ({"bias": torch.ones(3, 7, dtype=torch.int64)}, TypeError, "float tensor"),

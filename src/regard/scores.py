@@ -255,7 +255,10 @@ def row_bounds(mask: RowMask, shape: Shape) -> tuple[Tensor | None, Tensor | Non
         elif len(padded) == len(shape.batch) and all(map(broadcasts, padded, shape.batch)):
             bound = bound.expand(*shape.batch, rows).reshape(shape.batches, rows)
         else:
-            raise ValueError(f"the mask is made for a batch of {list(lead)}, but q, k and v have {list(shape.batch)}")
+            raise ValueError(
+                f"the mask is made for a batch of {list(lead)}, but q, k and v have {list(shape.batch)}; "
+                "lengths are one number an entry, and a mask of 0 and 1 over keys must be bool"
+            )
         if not broadcasts(rows, shape.n):
             raise ValueError(f"the mask is made for {rows} queries, but there are {shape.n}")
         return bound.clamp(0, shape.m).expand(bound.shape[0], shape.n)
