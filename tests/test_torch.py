@@ -283,3 +283,18 @@ def test_scale_infinity_is_an_ordinary_constant_for_compile() -> None:
     q = torch.randn(1, 2, 3, 4, dtype=torch.float64)
     hard = torch.compile(lambda x: regard.attention(x, x, x, scale=math.inf), fullgraph=True, backend="aot_eager")
     assert torch.equal(hard(q), regard.attention(q, q, q, scale=math.inf))
+
+
+def test_autocast_does_not_reach_inside_the_kernel() -> None:
+    x = torch.randn(1, 2, 64, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    _, exact = regard.attention(x, x, x, observe=Observe(keep=True), backend="reference")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, seen = regard.attention(x, x, x, observe=Observe(keep=True), backend="reference")
+        assert torch.allclose(seen.lse, exact.lse, atol=1e-5)
+        assert torch.allclose(seen.weights(0).sum(-1), torch.ones(64), atol=1e-4)
+
+
+def test_forward_mode_is_refused() -> None:
+    x = torch.randn(1, 1, 3, 4)
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.func.jvp(lambda y: regard.attention(y, y, y), (x,), (x,))

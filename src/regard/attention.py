@@ -8,6 +8,7 @@ from typing import overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from regard.kept import KeptCall
 from regard.kernels import ops
@@ -15,7 +16,16 @@ from regard.kernels.choose import choose
 from regard.masks import Causal, Dense, Mask
 from regard.observables import Observation, Observe
 from regard.scores import Bias, RelativeTerm, Scores, row_bounds
-from regard.shapes import Shape, attention_shape, broadcasts, flatten_batch, flatten_scores_like, number, offset_of
+from regard.shapes import (
+    Shape,
+    attention_shape,
+    broadcasts,
+    flatten_batch,
+    flatten_scores_like,
+    number,
+    offset_of,
+    tracing,
+)
 
 __all__ = ["attention", "scaled_dot_product_attention"]
 
@@ -115,6 +125,8 @@ def attention(
              [0., 1.]]])
     """
     q, k, v = _autocast(q, k, v)
+    if not tracing() and forward_ad._current_level >= 0:
+        raise RuntimeError("regard.attention has no forward-mode derivative (jvp, dual tensors); use reverse mode")
     shape = attention_shape(q, k, v)
     chosen = choose(backend, q)
     scores = _lower_numbers(shape, scale, softcap, sinks, dropout, q.device)
@@ -225,7 +237,7 @@ def _lower_numbers(
         what = "softcap" if softcap is not None else "sinks"
         raise ValueError(f"scale=inf (hard attention) has no meaning with {what}; leave {what} out")
     seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device=device) if drop > 0 else None
-    return Scores(beta, cap, sinks=sinks, dropout=drop, seed=seed)
+    return Scores(beta, cap, sinks=None if sinks is None else sinks.to(device), dropout=drop, seed=seed)
 
 
 def _lower_mask(
@@ -270,7 +282,13 @@ def _real_queries(observe: Observe, mask: Mask | Tensor | None, shape: Shape, de
         real = mask.real_queries(shape.n, shape.m)
     if real is None:
         return None
-    real = real.to(device).reshape(math.prod(real.shape[:-1]), shape.n)
-    if not broadcasts(real.shape[0], shape.batches):
-        raise ValueError(f"Observe queries is made for a batch of {real.shape[0]}, but q, k and v have {shape.batches}")
-    return real
+    lead = real.shape[:-1]
+    real = real.to(device).reshape(math.prod(lead), shape.n)
+    if real.shape[0] == 1 or real.shape[0] == shape.batches:
+        return real
+    try:
+        return real.reshape(*lead, shape.n).expand(*shape.batch, shape.n).reshape(shape.batches, shape.n)
+    except RuntimeError:
+        raise ValueError(
+            f"queries are named for a batch of {list(lead)}, but q, k and v have {list(shape.batch)}"
+        ) from None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.kernels.tiles import Problem, best_products, pick, score_tile, tile_sides
+from regard.kernels.tiles import Problem, best_products, full_precision, pick, score_tile, tile_sides
 from regard.observables import Where
 from regard.scores import Scores
 from regard.values import value
@@ -38,12 +38,19 @@ class KeptCall:
     def weights(self, batch: int, head: int, rows: Where, keys: Where) -> Tensor:
         """``A[rows, keys]`` of one head."""
         problem, lse = self._head(batch, head)
-        return _weights(problem, lse, places(rows, self.q.shape[2], "rows"), places(keys, self.k.shape[2], "keys"))
+        at, keys_at = self._places(rows, keys)
+        with full_precision(self.q):
+            return _weights(problem, lse, at, keys_at)
+
+    def _places(self, rows: Where, keys: Where) -> tuple[Tensor, Tensor]:
+        device = self.q.device
+        at, keys_at = places(rows, self.q.shape[2], "rows"), places(keys, self.k.shape[2], "keys")
+        return at.to(device), keys_at.to(device)
 
     def tile(self, batch: int, head: int, rows: Where, keys: Where, size: int, counted: Tensor) -> Tensor:
         """A region pooled to at most size × size: the mean over its counted rows of the mass on a bin of keys."""
         problem, lse = self._head(batch, head)
-        at, keys_at = places(rows, self.q.shape[2], "rows"), places(keys, self.k.shape[2], "keys")
+        at, keys_at = self._places(rows, keys)
         height, width = min(size, len(at)), min(size, len(keys_at))
         row_bin = torch.arange(len(at), device=at.device) * height // max(1, len(at))
         key_bin = torch.arange(len(keys_at), device=at.device) * width // max(1, len(keys_at))
@@ -52,7 +59,8 @@ class KeptCall:
         step_rows, step_keys = tile_sides(problem)
         for i in range(0, len(at), step_rows):
             for j in range(0, len(keys_at), step_keys):
-                part = _weights(problem, lse, at[i : i + step_rows], keys_at[j : j + step_keys]).double()
+                with full_precision(self.q):
+                    part = _weights(problem, lse, at[i : i + step_rows], keys_at[j : j + step_keys]).double()
                 part = torch.where(real[i : i + step_rows, None], part, 0.0)
                 pooled = part.new_zeros(part.shape[0], width).index_add_(1, key_bin[j : j + step_keys], part)
                 mass.index_add_(0, row_bin[i : i + step_rows], pooled)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.kernels import measure, native, reference
-from regard.kernels.tiles import accumulation
+from regard.kernels.tiles import accumulation, full_precision
 from regard.observables import Observe
 from regard.scores import RelativeTerm, Scores
 from regard.shapes import tracing
@@ -95,7 +95,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: str) -> tuple[
     """
     learned = (scores.bias, scores.sinks, *(t.table for t in scores.terms))
     if _unwatched(q, k, v, *learned):
-        return _KERNELS[backend].forward(q, k, v, scores)
+        with full_precision(q):
+            return _KERNELS[backend].forward(q, k, v, scores)
     return attention_op(q, k, v, *options(scores, backend))
 
 
@@ -113,20 +114,23 @@ def _unwatched(*tensors: Tensor | None) -> bool:
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    return _KERNELS[given[-1]].forward(q, k, v, _scores(given))
+    with full_precision(q):
+        return _KERNELS[given[-1]].forward(q, k, v, _scores(given))
 
 
 def _observed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> list[Tensor]:
     *lowered, real, spec = given
     scores, observe = _scores(tuple(lowered)), _decode(spec)
-    out, lse, values = _KERNELS[lowered[-1]].observed(q, k, v, scores, observe, real)
+    with full_precision(q):
+        out, lse, values = _KERNELS[lowered[-1]].observed(q, k, v, scores, observe, real)
     return [out, lse, *(values[name] for name in measured_names(observe))]
 
 
 def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *given: Any) -> list[Tensor]:
     *lowered, biases = given
     scores = _scores(tuple(lowered))
-    g = _KERNELS[lowered[-1]].backward(grad, q, k, v, out, lse, scores, biases=biases)
+    with full_precision(q):
+        g = _KERNELS[lowered[-1]].backward(grad, q, k, v, out, lse, scores, biases=biases)
     return [x for x in (g.q, g.k, g.v, g.sinks, g.bias, *g.tables) if x is not None]
 
 

@@ -137,7 +137,7 @@ def backward(
             pulled = pulled if drop is None else pulled * drop
             d_logits = weights * (pulled - delta_rows)
             d_products = d_logits if tile.slope is None else d_logits * tile.slope
-            if not finite and tile.visible is not None:  # hidden pairs: 0, not 0 · NaN
+            if tile.visible is not None:  # hidden pairs: 0, not 0 · NaN, nor 0 · inf where a product overflowed
                 kept, d_logits, d_products = (torch.where(tile.visible, x, 0.0) for x in (kept, d_logits, d_products))
             pick(dv, keys).add_(_gather(kept, g, tile, groups, finite))
             if d_bias is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,12 @@ HARD_ELEMENTS = 2**22
 def accumulation(dtype: torch.dtype) -> torch.dtype:
     """The dtype sums are kept in."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def full_precision(q: Tensor) -> AbstractContextManager[object]:
+    """No autocast inside: tiles are computed in the accumulation dtype, whatever surrounds the call."""
+    kind = q.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -143,7 +150,8 @@ def products(problem: Problem, q: Tensor, keys: Span) -> Tensor:
     k = pick(problem.k, keys).to(problem.dtype)
     folded = fold(q, k.shape[1])
     if problem.hard:
-        flat = (folded.unsqueeze(-2) * k.unsqueeze(-3)).sum(-1)
+        # Contiguous: for other layouts torch sums in another order, and not in the same one for every key.
+        flat = (folded.contiguous().unsqueeze(-2) * k.contiguous().unsqueeze(-3)).sum(-1)
     else:
         flat = folded @ k.transpose(-1, -2)
     return flat.reshape(B, H, rows, k.shape[2])

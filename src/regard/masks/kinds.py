@@ -60,7 +60,8 @@ class Window(Mask):
 
     def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
         at = torch.arange(n, device=device) + offset_of(n, m, self.offset)
-        return RowMask(at - self.before, at + (self.before if self.after is None else self.after) + 1)
+        after = self.before if self.after is None else self.after
+        return RowMask(at - min(self.before, n + m), at + (min(after, n + m) + 1))  # no overflow, however wide
 
     def _name(self) -> str:
         after = self.before if self.after is None else self.after
