@@ -137,7 +137,7 @@ def torch_sdpa(case: Case, options: dict, dtype: torch.dtype):
 def test_float32_error_is_within_twice_the_plain_formulas_own(case: Case) -> None:
     """Both against float64; the floor is a few roundings of the largest value."""
     q, k, v = (x.float() for x in (case.q, case.k, case.v))
-    exact, _, _, logits = plain.attention(q.double(), k.double(), v.double(), **case.options)
+    exact, *_ = plain.attention(q.double(), k.double(), v.double(), **case.options)
     options = dict(case.options)
     if isinstance(options["bias"], torch.nn.Module):
         options["bias"] = options["bias"].float()
@@ -145,9 +145,7 @@ def test_float32_error_is_within_twice_the_plain_formulas_own(case: Case) -> Non
     ours = regard.attention(q, k, v, **options, backend="reference")
     assert ours.dtype == torch.float32
     if ours.numel():
-        # a weight errs as the rounding of its score does
-        reach = torch.where(logits.isfinite(), logits, 0).abs().max() if logits.numel() else 0
-        floor = 8 * torch.finfo(torch.float32).eps * (1 + exact.abs().max()) * (1 + reach)
+        floor = 8 * torch.finfo(torch.float32).eps * (1 + exact.abs().max())
         assert (ours - exact).abs().max() <= 2 * (single - exact).abs().max() + floor
 
 
