@@ -1,4 +1,4 @@
-// Gradients: tiles are computed again from lse. With A = e^(s − lse), g = ∂out and Δ = out·g,
+// Gradients: tiles are computed again. With A = e^(s − high) / total, g = ∂out and Δ = out·g,
 //   dS = A ∘ (g vᵀ − Δ),  dq = scale·dS k,  dk = scale·dSᵀ q,  dv = Aᵀ g;  biases get dS itself.
 #pragma once
 
@@ -31,7 +31,7 @@ struct BackwardPanel {
     Panel p;
     const float *queries, *grads;  // rows in their own layout
     int64_t query_stride, grad_stride;
-    F lse[NR], delta[NR], best[NR];
+    F high[NR], inverse[NR], delta[NR], best[NR];
     alignas(64) uint32_t hashes[PW];
 };
 
@@ -61,8 +61,9 @@ inline void enter_panel(const Call& c, const Gradients& g, const Head& head, int
     to_panel(b.grads, b.grad_stride, p.count, c.e, 1.0f, w.grads);
     for (int x = 0; x < PW; x++) {
         const int64_t row = (head.b * c.H + head.h) * c.n + i + std::min<int64_t>(x, p.count - 1);
-        const float lse = c.lse[row];
-        b.lse[x / W][x % W] = lse == kHidden ? 0.0f : lse * kLog2e;  // an empty row has no visible logit
+        const bool empty = c.total[row] == 0;
+        b.high[x / W][x % W] = empty ? 0.0f : static_cast<float>(c.high[row]);
+        b.inverse[x / W][x % W] = empty ? 0.0f : static_cast<float>(1 / c.total[row]);
         b.delta[x / W][x % W] = g.delta[row];
         if (c.dropout > 0) b.hashes[x] = row_hash(c.seed, head.b, head.h, i + x);
     }
@@ -108,7 +109,10 @@ REGARD_INLINE void backward_block(const Call& c, const Gradients& g, const Head&
     dot(values, value_stride, w.grads, pulled, count, c.e);
     for (int64_t y = 0; y < count; y++)
 #pragma GCC unroll 4
-        for (int x = 0; x < NR; x++) store(s + y * PW + x * W, exp2(load(s + y * PW + x * W) - b.lse[x]));
+        for (int x = 0; x < NR; x++) {
+            float* at = s + y * PW + x * W;
+            store(at, exp(load(at) - b.high[x]) * b.inverse[x]);
+        }
     float* kept = s;
     if (c.dropout > 0) {
         kept = w.kept;

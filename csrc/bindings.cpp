@@ -77,7 +77,7 @@ NB_MODULE(_native, m) {
                  else if (which == "bias") c.bias = x;
                  else throw std::invalid_argument("no tensor is called " + which);
              })
-        .def("lse", [](Call& c, uintptr_t data) { c.lse = pointer<float>(data); })
+        .def("sums", [](Call& c, uintptr_t high, uintptr_t total) { c.high = pointer<double>(high), c.total = pointer<double>(total); })
         .def("best", [](Call& c, uintptr_t data) { c.best = pointer<float>(data); })
         .def("sinks", [](Call& c, uintptr_t data) { c.sinks = pointer<float>(data); })
         .def("lo", [](Call& c, uintptr_t data, int64_t b) { c.lo = pointer<int64_t>(data), c.lo_b = b; })
@@ -113,7 +113,7 @@ NB_MODULE(_native, m) {
                 c.watch = nullptr;
                 return finite;
             },
-            "Fills out and lse, and row values and the map where their addresses are given; False if an output is "
+            "Fills out, highs and totals, and row values and the map where their addresses are given; False if an output is "
             "not finite.")
         .def(
             "backward",

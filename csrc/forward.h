@@ -1,4 +1,4 @@
-// out and lse: online softmax over blocks of keys, one panel of queries at a time.
+// out, and each row's largest logit and sum: online softmax over blocks of keys, one panel of queries at a time.
 #pragma once
 
 #include <atomic>
@@ -99,7 +99,7 @@ REGARD_INLINE void forward_block(const Call& c, const Head& head, const Panel& p
         to_logits(c, head, p, j, count, s, w.other, nullptr);
     F top[NR];
 #pragma GCC unroll 4
-    for (int x = 0; x < NR; x++) top[x] = all(kLowest);
+    for (int x = 0; x < NR; x++) top[x] = all(kHidden);
     for (int64_t y = 0; y < count; y++)
 #pragma GCC unroll 4
         for (int x = 0; x < NR; x++) top[x] = larger(load(s + y * PW + x * W), top[x]);
@@ -110,7 +110,7 @@ REGARD_INLINE void forward_block(const Call& c, const Head& head, const Panel& p
     for (int x = 0; x < NR; x++) {
         top[x] = larger(top[x], run.top[x]);
         rose |= any(top[x] > run.top[x]);
-        fade[x] = exp2(run.top[x] - top[x]);
+        fade[x] = exp(run.top[x] - top[x]);
     }
     if (watched && rose) fade_watching(*watching, run.top, top, run.total, fade);
 #pragma GCC unroll 4
@@ -127,7 +127,7 @@ REGARD_INLINE void forward_block(const Call& c, const Head& head, const Panel& p
         for (int64_t y = 0; y < count; y++)
 #pragma GCC unroll 4
             for (int x = 0; x < NR; x++) {
-                const F weight = exp2(load(s + y * PW + x * W) - top[x]);
+                const F weight = exp(load(s + y * PW + x * W) - top[x]);
                 block[x] += weight;
                 store(s + y * PW + x * W, weight);
             }
@@ -148,15 +148,17 @@ REGARD_INLINE void forward_block(const Call& c, const Head& head, const Panel& p
     mix(values, value_stride, s, sums, count, c.e);
 }
 
-// Divides by the totals and writes rows and lse; false if a number is not finite.
+// Divides by the totals and writes rows, highs and totals; false if a number is not finite.
 inline bool finish_panel(const Call& c, const Head& head, const Panel& p, const Running& run, const float* sums,
                          ForwardScratch& w) {
     alignas(64) float inverse[PW];
     for (int x = 0; x < PW; x++) {
         const float total = run.total[x / W][x % W], top = run.top[x / W][x % W];
         inverse[x] = total == 0 ? 0.0f : 1 / total;
-        if (x < p.count)
-            c.lse[(head.b * c.H + head.h) * c.n + p.i + x] = total == 0 ? kHidden : (top + std::log2(total)) * kLn2;
+        if (x >= p.count) continue;
+        const int64_t row = (head.b * c.H + head.h) * c.n + p.i + x;
+        c.high[row] = total == 0 ? kHidden : top;
+        c.total[row] = total;
     }
     F odd = F{};
     for (int64_t f = 0; f < c.e; f++)
@@ -191,7 +193,7 @@ inline bool forward_tile(const Call& c, const Head& head, int64_t i, ForwardScra
         if (c.best) load_best(c, head, p, run[used].best);
         const float sink = c.sinks ? c.sinks[head.h] : kHidden;
         for (int x = 0; x < NR; x++) {
-            run[used].top[x] = all(sink == kHidden ? kLowest : sink * kLog2e);
+            run[used].top[x] = all(sink == kHidden ? kLowest : sink);
             run[used].total[x] = all(sink == kHidden ? 0.0f : 1.0f);
         }
         if (c.dropout > 0)

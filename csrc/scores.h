@@ -1,5 +1,4 @@
 // From products to logits: softcap, biases, masks and dropout on one block [keys, PW] of one panel of queries.
-// Logits are kept in units of log 2, because 2^x is what the hardware can scale by.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +10,6 @@
 namespace regard {
 namespace REGARD_ISA_NAMESPACE {
 
-constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr float kLowest = -3.402823466e38f;  // where a running maximum starts: finite, so that −inf − m is no NaN
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
 constexpr int64_t BC = 64;                       // keys in a block
@@ -44,7 +42,7 @@ struct Head {
     int64_t b = -1, h = -1, g = -1;
     bool has_line = false, has_other = false;
     bool hides = false;  // something beside the runs of keys may hide one
-    const float* line = nullptr;  // line[i - j + m]: the sum of all terms on a line, in units of log 2
+    const float* line = nullptr;  // line[i - j + m]: the sum of all terms on a line
 };
 
 inline float term_value(const Term& t, int64_t b, int64_t h, int64_t i, int64_t at) {
@@ -63,12 +61,12 @@ inline void fill_line(const Call& c, Head& head, float* line) {
     for (const Term& t : c.terms)
         if (on_line(t))
             for (int64_t s = 1; s < c.n + c.m; s++)
-                line[s] += kLog2e * term_value(t, head.b, head.h, 0, c.m - s - t.offset);
+                line[s] += term_value(t, head.b, head.h, 0, c.m - s - t.offset);
     for (int64_t s = 1; s < c.n + c.m; s++) head.hides |= line[s] == kHidden;
     head.line = line;
 }
 
-// Dense bias and mask, and terms off the line, for keys j … j + count − 1: −inf where hidden, in units of log 2.
+// Dense bias and mask, and terms off the line, for keys j … j + count − 1: −inf where hidden.
 inline void fill_other(const Call& c, const Head& head, const Panel& p, int64_t j, int64_t count, float* other) {
     const auto* bias = static_cast<const float*>(c.bias.data) + (c.bias ? head.b * c.bias.b + head.h * c.bias.h : 0);
     const auto* mask = static_cast<const uint8_t*>(c.mask.data) + (c.mask ? head.b * c.mask.b + head.h * c.mask.h : 0);
@@ -77,7 +75,7 @@ inline void fill_other(const Call& c, const Head& head, const Panel& p, int64_t 
         for (int64_t y = 0; y < count; y++) {
             float s = c.bias ? bias[i * c.bias.i + (j + y) * c.bias.j] : 0.0f;
             if (c.mask && !mask[i * c.mask.i + (j + y) * c.mask.j]) s = kHidden;
-            other[y * PW + x] = s * kLog2e;
+            other[y * PW + x] = s;
         }
     }
     for (const Term& t : c.terms) {
@@ -87,17 +85,13 @@ inline void fill_other(const Call& c, const Head& head, const Panel& p, int64_t 
             if (from == kNowhere) continue;
             for (int64_t y = 0; y < count; y++)
                 if (t.key_at[j + y] != kNowhere)
-                    other[y * PW + x] += kLog2e * term_value(t, head.b, head.h, i, t.key_at[j + y] - from);
+                    other[y * PW + x] += term_value(t, head.b, head.h, i, t.key_at[j + y] - from);
         }
     }
 }
 
-// What products are multiplied by when a panel is packed: logits come out in units of log 2, except before a softcap.
-// Hard attention compares the products themselves.
-REGARD_INLINE float query_factor(const Call& c) {
-    if (c.best) return 1.0f;
-    return static_cast<float>(c.scale) * (c.softcap > 0 ? 1.0f : kLog2e);
-}
+// What queries are multiplied by when a panel is packed. Hard attention compares the products themselves.
+REGARD_INLINE float query_factor(const Call& c) { return c.best ? 1.0f : static_cast<float>(c.scale); }
 
 // Products of `count` keys with a panel of queries; at scale 0 they are 0 and not looked at, not even a NaN in them.
 REGARD_INLINE void products(const Call& c, const float* keys, int64_t stride, const float* queries, float* s,
@@ -109,11 +103,11 @@ REGARD_INLINE void products(const Call& c, const float* keys, int64_t stride, co
 }
 
 // Turns products of keys j … j + count − 1 into logits. `other` is scratch. `slope`, if given, receives ∂logit/∂product
-// of the softcap. The products arrive scaled: by scale·log2e, or by scale alone where there is a softcap.
+// of the softcap. The products arrive scaled.
 REGARD_INLINE void to_logits(const Call& c, const Head& head, const Panel& p, int64_t j, int64_t count, float* s,
                              float* other, float* slope) {
     if (c.softcap > 0) {
-        const F cap = all(static_cast<float>(c.softcap) * kLog2e), down = all(static_cast<float>(1 / c.softcap));
+        const F cap = all(static_cast<float>(c.softcap)), down = all(static_cast<float>(1 / c.softcap));
         for (int64_t y = 0; y < count * NR; y++) {
             const F bent = tanh(load(s + y * W) * down);
             store(s + y * W, cap * bent);

@@ -1,7 +1,7 @@
 // Observables of rows and the pooled map, measured in the forward pass: sums that fade with the running maximum.
 //
-// With x = s − top in units of log 2 and w = 2^x:  T = Σ w·x,  D = Σ w·|δ|,  O = Σ w·δ. A sink starts as one more term
-// with x = 0. At the end  entropy = ln 2·(log2 total − T/total),  distance = D/total,  offset = O/total.
+// With x = s − top and w = e^x:  T = Σ w·x,  D = Σ w·|δ|,  O = Σ w·δ. A sink starts as one more term with x = 0.
+// At the end  entropy = log total − T/total,  distance = D/total,  offset = O/total.
 #pragma once
 
 #include "scores.h"
@@ -21,7 +21,7 @@ inline void start_watching(const Call& c, const Panel& p, float* room, Watching&
     const Watch& what = *c.watch;
     for (int x = 0; x < NR; x++) {
         w.heat[x] = w.distance[x] = w.offset[x] = w.sink[x] = w.local[x] = F{};
-        w.peak[x] = all(kLowest);
+        w.peak[x] = all(kHidden);
         w.peak_at[x] = all(int32_t{-1});
         w.visible[x] = I{};
         for (int y = 0; y < W; y++) w.place[x][y] = static_cast<float>(p.i + x * W + y + what.shift);
@@ -96,7 +96,7 @@ REGARD_INLINE void add_to_bin(Watching& w, int64_t bin, const F* part, const F* 
 #pragma GCC unroll 4
     for (int x = 0; x < NR; x++) {
         float *mass = w.mass + bin * PW + x * W, *at = w.mass_top + bin * PW + x * W;
-        store(mass, load(mass) * exp2(load(at) - top[x]) + part[x]);
+        store(mass, load(mass) * exp(load(at) - top[x]) + part[x]);
         store(at, top[x]);
     }
 }
@@ -117,7 +117,7 @@ REGARD_INLINE void watch_weights(const Call& c, int64_t j, int64_t count, float*
         for (; y < stop; y++)
 #pragma GCC unroll 4
             for (int x = 0; x < NR; x++) {
-                const F low = load(s + y * PW + x * W) - top[x], weight = exp2(low);
+                const F low = load(s + y * PW + x * W) - top[x], weight = exp(low);
                 const F delta = all(static_cast<float>(j + y)) - w.place[x];
                 store(s + y * PW + x * W, weight);
                 block[x] += weight;
@@ -142,10 +142,9 @@ inline void finish_watching(const Call& c, const Head& head, const Panel& p, con
         const int64_t i = p.i + x, row = (head.b * c.H + head.h) * c.n + i;
         const int64_t visible = head.hides ? w.visible[u][v] : std::max<int64_t>(0, p.hi[x] - p.lo[x]);
         const float sum = total[u][v], inverse = sum == 0 ? 0.0f : 1 / sum;
-        const float lse = top[u][v] + (sum == 0 ? 0.0f : std::log2(sum));
         const bool some = visible > 0;
-        what.entropy[row] = sum == 0 ? 0.0f : kLn2 * (std::log2(sum) - w.heat[u][v] * inverse);
-        what.peak[row] = some ? std::exp2(w.peak[u][v] - lse) : 0.0f;
+        what.entropy[row] = sum == 0 ? 0.0f : std::log(sum) - w.heat[u][v] * inverse;
+        what.peak[row] = some ? std::exp(w.peak[u][v] - top[u][v]) * inverse : 0.0f;
         what.peak_at[row] = some ? w.peak_at[u][v] : -1;
         what.offset[row] = w.offset[u][v] * inverse;
         what.distance[row] = w.distance[u][v] * inverse;
@@ -155,7 +154,7 @@ inline void finish_watching(const Call& c, const Head& head, const Panel& p, con
         if (!what.bins || !some || (what.real && !what.real[head.b * what.real_b + i])) continue;
         float* to = map + (i * what.bins / c.n - first_bin) * what.bins;
         for (int64_t bin = 0; bin < what.bins; bin++)
-            if (const float mass = w.mass[bin * PW + x]) to[bin] += mass * std::exp2(w.mass_top[bin * PW + x] - lse);
+            if (const float mass = w.mass[bin * PW + x]) to[bin] += mass * std::exp(w.mass_top[bin * PW + x] - top[u][v]) * inverse;
     }
 }
 

@@ -49,8 +49,8 @@ def test_opcheck(name: str) -> None:
     torch.library.opcheck(ops.attention_op, args)
     spec = ops.encode(Observe(map=2, profile=1, key_mass=True, top=2), 2)
     torch.library.opcheck(ops.observed_op, (*args, None, spec))
-    out, lse = ops.attention_op(*args)
-    grads = (torch.randn_like(out), *args[:3], out.detach(), lse.detach(), *args[3:], True)
+    out, high, total = ops.attention_op(*args)
+    grads = (torch.randn_like(out), *args[:3], out.detach(), high, total, *args[3:], True)
     torch.library.opcheck(ops.backward_op, tuple(_detached(x) for x in grads))
 
 

@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from regard.kept import KeptCall
 from regard.kernels import ops
 from regard.kernels.choose import choose
+from regard.kernels.tiles import result_dtype
 from regard.masks import Causal, Dense, Mask
 from regard.observables import Observation, Observe
 from regard.scores import Bias, RelativeTerm, Scores, row_bounds
@@ -135,19 +136,19 @@ def attention(
     added, terms = _lower_bias(bias, q4, shape)
     scores = replace(scores, lo=lo, hi=hi, mask=see, bias=added, terms=terms)
     if observe is None:
-        out, _ = ops.run(q4, k4, v4, scores, chosen)
+        out = ops.run(q4, k4, v4, scores, chosen)
         return out.reshape(*shape.batch, shape.heads, shape.n, shape.e)
     if not isinstance(observe, Observe):
         raise TypeError(f"observe must be a regard.Observe, got {type(observe).__name__}")
     real = _real_queries(observe, mask, shape, q.device)
     spec = ops.encode(observe, offset_of(shape.n, shape.m, observe.offset))
-    out, lse, *values = ops.observed_op(q4, k4, v4, *ops.options(scores, chosen), real, spec)
-    kept = (KeptCall(q4.detach(), k4.detach(), lse.detach(), scores.detach()),) if observe.keep else ()
+    out, high, total, *values = ops.observed_op(q4, k4, v4, *ops.options(scores, chosen), real, spec)
+    kept = (KeptCall(q4.detach(), k4.detach(), high.detach(), total.detach(), scores.detach()),) if observe.keep else ()
     seen = Observation(
         observe=replace(observe, queries=None),
         n=shape.n,
         m=shape.m,
-        lse=lse.detach(),
+        lse=(high + total.log()).detach().to(result_dtype(q.dtype)),
         **dict(zip(ops.measured_names(observe), (x.detach() for x in values), strict=True)),
         kept=kept,
     )

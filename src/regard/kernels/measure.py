@@ -1,4 +1,4 @@
-"""Observables of the reference kernel: a second tiled pass over A = e^(s − lse), never n × n.
+"""Observables of the reference kernel: a second tiled pass over A = e^(s − high) / total, never n × n.
 
 What each value means is in ``regard.observables``. Sums over rows are kept in float64.
 """
@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from regard.kernels.tiles import Problem, best_products, pick, score_tile, tiles
+from regard.kernels.tiles import Problem, best_products, pick, result_dtype, score_tile, softmax_tile, tiles
 from regard.observables import Observe
 from regard.scores import NOWHERE, Scores, positions_1d, positions_2d
 
@@ -73,14 +73,14 @@ class _Measurement:
         self.top = new(B, H, n, observe.top, dtype=problem.dtype)
         self.top_at = new(B, H, n, observe.top, dtype=torch.int64) - 1
 
-    def query_tile(self, rows: slice, spans: list[slice], lse: Tensor) -> None:
+    def query_tile(self, rows: slice, spans: list[slice], high: Tensor, total: Tensor) -> None:
         """Measure the rows of one query tile, key tile by key tile."""
         problem = self.problem
         B, H, _, _ = problem.sizes
         height = rows.stop - rows.start
         best = best_products(problem, rows, spans)
-        lse = pick(lse, rows).unsqueeze(-1)
-        safe = torch.where(lse == -math.inf, 0.0, lse)
+        high, total = pick(high, rows).unsqueeze(-1), pick(total, rows).unsqueeze(-1)
+        safe, log_total = torch.where(total == 0, 0.0, high), torch.where(total == 0, 1.0, total).log()
         real = None if self.real is None else pick(self.real, rows, 1)[:, None, :]
         sums = {name: problem.q.new_zeros(B, H, height, dtype=problem.dtype) for name in row_names()[:-2]}
         sums["peak"] -= 1
@@ -88,11 +88,11 @@ class _Measurement:
         visible = torch.zeros_like(peak_at)
         for keys in spans:
             tile = score_tile(problem, rows, keys, best)
-            A = torch.exp(tile.logits - safe)
+            A = softmax_tile(tile.logits, high, total)
             see = torch.ones_like(A, dtype=torch.bool) if tile.visible is None else tile.visible.expand(A.shape)
             A = torch.where(see, A, 0.0)
             visible += see.sum(-1)
-            sums["entropy"] += torch.where(A == 0, 0.0, A * (lse - tile.logits)).sum(-1)
+            sums["entropy"] += torch.where(A == 0, 0.0, A * (log_total - (tile.logits - safe))).sum(-1)
             peak, at = torch.where(see, A, -1.0).max(-1)  # −1: a visible weight of 0 still ranks above a hidden key
             higher = (peak > sums["peak"]) | (peak.isnan() & ~sums["peak"].isnan())
             peak_at = torch.where(higher, at + keys.start, peak_at)
@@ -103,8 +103,8 @@ class _Measurement:
             self._top(A, see, rows, keys)
         sinks = problem.scores.sinks
         if sinks is not None:
-            logit = sinks.to(problem.dtype).view(1, H, 1) - safe.squeeze(-1)
-            sums["entropy"] -= torch.where(logit == -math.inf, 0.0, torch.exp(logit) * logit)
+            logit = sinks.to(problem.dtype).view(1, H, 1, 1) - safe - log_total
+            sums["entropy"] -= torch.where(logit == -math.inf, 0.0, torch.exp(logit) * logit).squeeze(-1)
         sums["peak"] = torch.where(peak_at < 0, 0.0, sums["peak"])
         for name, x in sums.items():
             self.rows[name][:, :, rows] = x
@@ -176,19 +176,27 @@ class _Measurement:
     def result(self) -> dict[str, Tensor]:
         counted = self.rows["counted"]
         rows = counted.sum((0, 2))
-        exact = self.problem.dtype
-        values = dict(self.rows, rows=rows)
+        exact = result_dtype(self.problem.q.dtype)
+        values = {name: x.to(exact) if x.is_floating_point() else x for name, x in self.rows.items()} | {"rows": rows}
         values["key_mass"] = (self.key_mass / rows.clamp(min=1).unsqueeze(-1)).to(exact)
         values["map"] = (self.map / self.map_rows.clamp(min=1).unsqueeze(-1)).to(exact)
         values["map_rows"] = self.map_rows
         values["profile"] = (self.profile / self.profile_rows.clamp(min=1)).to(exact).unflatten(1, self.sides or [1])
         values["profile_rows"] = self.profile_rows.long().unflatten(1, self.sides or [1])
-        values["top"], values["top_at"] = self.top, self.top_at
+        values["top"], values["top_at"] = self.top.to(exact), self.top_at
         return {name: values[name] for name in (*row_names(), *head_names(self.observe))}
 
 
 def measure(
-    q: Tensor, k: Tensor, lse: Tensor, scores: Scores, observe: Observe, real: Tensor | None, *, rows: bool = True
+    q: Tensor,
+    k: Tensor,
+    high: Tensor,
+    total: Tensor,
+    scores: Scores,
+    observe: Observe,
+    real: Tensor | None,
+    *,
+    rows: bool = True,
 ) -> dict[str, Tensor]:
     """Every observable but lse, by name. ``real``: bool ``[B or 1, n]``, the query rows that are no padding.
 
@@ -197,6 +205,6 @@ def measure(
     problem = Problem(q, k, scores)
     measurement = _Measurement(problem, observe, real)
     for span, keys in tiles(problem):
-        measurement.query_tile(span, keys, lse)
+        measurement.query_tile(span, keys, high, total)
     values = measurement.result()
     return values if rows else {name: x for name, x in values.items() if name in head_names(observe)}

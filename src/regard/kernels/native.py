@@ -85,7 +85,9 @@ def instruction_set() -> str:
 class _Call:
     """A call in the compiled module's form, with the tensors it points to."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores) -> None:
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, high: Tensor, total: Tensor, scores: Scores
+    ) -> None:
         assert _module is not None
         (B, H, n, d), (G, m, e) = q.shape, (k.shape[1], k.shape[2], v.shape[3])
         seed = 0 if scores.seed is None else int(scores.seed)
@@ -95,9 +97,9 @@ class _Call:
         self.alive: list[Tensor] = []
         for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
             self.tensor(name, _rows(x))
-        self.raw.lse(self.keep(lse).data_ptr())
+        self.raw.sums(self.keep(high).data_ptr(), self.keep(total).data_ptr())
         if scores.scale == math.inf:
-            self.raw.best(self.keep(torch.empty_like(lse)).data_ptr())
+            self.raw.best(self.keep(torch.empty_like(high, dtype=torch.float32)).data_ptr())
         if scores.mask is not None:
             self.tensor("mask", scores.mask)
         if scores.bias is not None:
@@ -133,23 +135,34 @@ def _strides(x: Tensor) -> list[int]:
     return [0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)]
 
 
-def _hides(scores: Scores) -> bool:
-    """Whether a key may be hidden from a row: then a NaN may have come from a hidden key, as 0 · NaN."""
-    return any(x is not None for x in (scores.lo, scores.hi, scores.mask, scores.bias)) or bool(scores.terms)
+def _worth_another_look(scores: Scores, *tensors: Tensor) -> bool:
+    """Whether a result that is not finite may be the kernel's own doing.
 
-
-def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-    """``out [B, H, n, e]`` in q's dtype and ``lse [B, H, n]`` in float32, as ``reference.forward``.
-
-    The kernel lets 0 · NaN happen and says when a result is not finite; such a call is computed again by the
-    reference, which keeps hidden keys out.
+    It may where a key can be hidden from a row (0 · NaN), and where all inputs are finite (float32 overflowed).
     """
+    if any(x is not None for x in (scores.lo, scores.hi, scores.mask, scores.bias, scores.sinks)) or scores.terms:
+        return True
+    return all(bool(x.isfinite().all()) for x in tensors)
+
+
+def _room(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for out, high and total."""
     B, H, n, _ = q.shape
-    out, lse = q.new_empty(B, H, n, v.shape[3]), q.new_empty(B, H, n, dtype=torch.float32)
-    call = _Call(q, k, v, out, lse, scores)  # named: what it points to must live while the kernel runs
-    if not call.raw.forward(instruction_set(), [], []) and _hides(scores):
+    high, total = (q.new_empty(B, H, n, dtype=torch.float64) for _ in range(2))
+    return q.new_empty(B, H, n, v.shape[3]), high, total
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+    """``out [B, H, n, e]`` in q's dtype, ``high`` and ``total [B, H, n]``, as ``reference.forward``.
+
+    The kernel lets 0 · NaN happen and float32 overflow, and says when a result is not finite; such a call is computed
+    again by the reference, which keeps hidden keys out and computes in float64.
+    """
+    out, high, total = _room(q, v)
+    call = _Call(q, k, v, out, high, total, scores)  # named: what it points to must live while the kernel runs
+    if not call.raw.forward(instruction_set(), [], []) and _worth_another_look(scores, q, k, v):
         return reference.forward(q, k, v, scores)
-    return out, lse
+    return out, high, total
 
 
 _ROWS = ("entropy", "peak", "offset", "distance", "sink", "local", "peak_at", "visible")
@@ -157,26 +170,25 @@ _ROWS = ("entropy", "peak", "offset", "distance", "sink", "local", "peak_at", "v
 
 def observed(
     q: Tensor, k: Tensor, v: Tensor, scores: Scores, observe: Observe, real: Tensor | None
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
     """``forward`` and every observable: row values and the map in the same pass, the rest in a second one.
 
     On a grid, and where a result is not finite, the reference measures.
     """
     if observe.grid is not None:
-        out, lse = forward(q, k, v, scores)
-        return out, lse, measure.measure(q, k, lse, scores, observe, real)
+        out, high, total = forward(q, k, v, scores)
+        return out, high, total, measure.measure(q, k, high, total, scores, observe, real)
     (B, H, n, _), m, g = q.shape, k.shape[2], observe.map
-    out, lse = q.new_empty(B, H, n, v.shape[3]), q.new_empty(B, H, n, dtype=torch.float32)
-    values = {x: lse.new_empty(B, H, n, dtype=torch.int64 if i > 5 else torch.float32) for i, x in enumerate(_ROWS)}
-    pooled = lse.new_zeros(H, g, g, dtype=torch.float64)
-    call = _Call(q, k, v, out, lse, scores)
+    out, high, total = _room(q, v)
+    values = {x: high.new_empty(B, H, n, dtype=torch.int64 if i > 5 else torch.float32) for i, x in enumerate(_ROWS)}
+    pooled = high.new_zeros(H, g, g)
+    call = _Call(q, k, v, out, high, total, scores)
     counts = None if real is None else call.keep(real.contiguous())
     addresses = [x.data_ptr() for x in (*values.values(), pooled)] + [0 if counts is None else counts.data_ptr()]
     shift = offset_of(n, m, observe.offset)
     numbers = [shift, observe.sink, observe.local, g, 0 if counts is None or counts.shape[0] == 1 else n]
     if not call.raw.forward(instruction_set(), addresses, numbers):
-        out, lse = reference.forward(q, k, v, scores)
-        return out, lse, measure.measure(q, k, lse, scores, observe, real)
+        return reference.observed(q, k, v, scores, observe, real)
     counted = values["visible"] > 0
     values["counted"] = counted if real is None else counted & real.unsqueeze(1)
     values["rows"] = values["counted"].sum((0, 2))
@@ -185,27 +197,36 @@ def observed(
         values["map_rows"] = torch.zeros(H, g, dtype=torch.int64).index_add_(1, bins, values["counted"].sum(0))
         values["map"] = (pooled / values["map_rows"].clamp(min=1).unsqueeze(-1)).float()
     if observe.key_mass or observe.top or observe.profile is not None:
-        values |= measure.measure(q, k, lse, scores, replace(observe, map=0), real, rows=False)
-    return out, lse, values
+        values |= measure.measure(q, k, high, total, scores, replace(observe, map=0), real, rows=False)
+    return out, high, total, values
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores, *, biases: bool = True
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    high: Tensor,
+    total: Tensor,
+    scores: Scores,
+    *,
+    biases: bool = True,
 ) -> Gradients:
     """As ``reference.backward``."""
-    call = _Call(q, k, v, out, lse, scores)
+    call = _Call(q, k, v, out, high, total, scores)
     B, H, n, d = q.shape
     m = k.shape[2]
     dq, dk, dv = (x.new_zeros(x.shape, dtype=torch.float32) for x in (q, k, v))
-    delta = torch.empty_like(lse)
+    delta = torch.empty_like(high, dtype=torch.float32)
     grad = call.keep(_rows(grad))
-    d_bias = _bias_gradient(scores.bias, lse) if biases and scores.bias is not None else None
+    d_bias = _bias_gradient(scores.bias, delta) if biases and scores.bias is not None else None
     if d_bias is not None and d_bias.shape[:2] != (B, H):
         call.raw.one_thread()  # heads add to the same numbers: in order, so that the sum does not depend on chance
     on_line = [call.raw.on_line(t) for t in range(len(scores.terms))] if biases else []
-    line = lse.new_zeros(B, H, n + m) if any(on_line) else None
+    line = delta.new_zeros(B, H, n + m) if any(on_line) else None
     tables = [
-        None if flat else lse.new_zeros(B, H, t.table.shape[2], t.table.shape[3])
+        None if flat else delta.new_zeros(B, H, t.table.shape[2], t.table.shape[3])
         for t, flat in zip(scores.terms, on_line, strict=False)
     ]
     finite = call.raw.backward(
@@ -219,8 +240,8 @@ def backward(
         [] if d_bias is None else [d_bias.data_ptr(), *_strides(d_bias)],
         [0 if t is None else t.data_ptr() for t in tables],
     )
-    if not finite and (_hides(scores) or scores.sinks is not None):
-        return reference.backward(grad, q, k, v, out, lse, scores, biases=biases)
+    if not finite and _worth_another_look(scores, grad, q, k, v):
+        return reference.backward(grad, q, k, v, out, high, total, scores, biases=biases)
     return Gradients(
         dq.to(q.dtype),
         dk.to(k.dtype),
@@ -228,15 +249,15 @@ def backward(
         None
         if d_bias is None or scores.bias is None
         else reference.reduce_to(d_bias, scores.bias.shape).to(scores.bias.dtype),
-        reference.sink_gradient(scores.sinks, lse, delta),
+        reference.sink_gradient(scores.sinks, high, total, delta),
         [_table_gradient(t, d, line, n, m) for t, d in zip(scores.terms, tables, strict=False)],
     )
 
 
-def _bias_gradient(bias: Tensor, lse: Tensor) -> Tensor:
+def _bias_gradient(bias: Tensor, delta: Tensor) -> Tensor:
     """Room for the gradient of a dense bias: one part a head where that costs little, else the bias' own shape."""
-    parts = (*lse.shape[:2], *bias.shape[2:])
-    return lse.new_zeros(parts if math.prod(parts) <= max(bias.numel(), 2**20) else bias.shape)
+    parts = (*delta.shape[:2], *bias.shape[2:])
+    return delta.new_zeros(parts if math.prod(parts) <= max(bias.numel(), 2**20) else bias.shape)
 
 
 def _table_gradient(term: Any, found: Tensor | None, line: Tensor | None, n: int, m: int) -> Tensor:

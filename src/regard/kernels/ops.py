@@ -1,7 +1,7 @@
 """The kernels as ``torch.library`` operators, with fake tensors, gradients and refusals; options arrive lowered.
 
-regard::attention           → out, lse                       regard::attention_backward → gradients
-regard::observed_attention  → out, lse, then the observables in the order of ``measured_names``
+regard::attention           → out, high, total               regard::attention_backward → gradients
+regard::observed_attention  → out, high, total, then the observables in the order of ``measured_names``
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.kernels import measure, native, reference
-from regard.kernels.tiles import accumulation, full_precision
+from regard.kernels.tiles import full_precision, result_dtype, working_dtype
 from regard.observables import Observe
 from regard.scores import RelativeTerm, Scores
 from regard.shapes import tracing
@@ -84,20 +84,20 @@ def _decode(spec: list[int]) -> Observe:
 
 
 def measured_names(observe: Observe) -> tuple[str, ...]:
-    """The names of what ``regard::observed_attention`` returns after out and lse."""
+    """The names of what ``regard::observed_attention`` returns after out, high and total."""
     return (*measure.row_names(), *measure.head_names(observe))
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: str) -> tuple[Tensor, Tensor]:
-    """out and lse: through the operator, or straight from the kernel where nobody would notice.
+def run(q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: str) -> Tensor:
+    """out: through the operator, or straight from the kernel where nobody would notice.
 
     The dispatcher costs more than a small call: without gradients, tracing, modes and transforms it has nothing to do.
     """
     learned = (scores.bias, scores.sinks, *(t.table for t in scores.terms))
     if _unwatched(q, k, v, *learned):
         with full_precision(q):
-            return _KERNELS[backend].forward(q, k, v, scores)
-    return attention_op(q, k, v, *options(scores, backend))
+            return _KERNELS[backend].forward(q, k, v, scores)[0]
+    return attention_op(q, k, v, *options(scores, backend))[0]
 
 
 def _unwatched(*tensors: Tensor | None) -> bool:
@@ -113,7 +113,7 @@ def _unwatched(*tensors: Tensor | None) -> bool:
 # --- bodies ----------------------------------------------------------------------------------------------------------
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+def _attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     with full_precision(q):
         return _KERNELS[given[-1]].forward(q, k, v, _scores(given))
 
@@ -122,30 +122,31 @@ def _observed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> list[Tensor]:
     *lowered, real, spec = given
     scores, observe = _scores(tuple(lowered)), _decode(spec)
     with full_precision(q):
-        out, lse, values = _KERNELS[lowered[-1]].observed(q, k, v, scores, observe, real)
-    return [out, lse, *(values[name] for name in measured_names(observe))]
+        out, high, total, values = _KERNELS[lowered[-1]].observed(q, k, v, scores, observe, real)
+    return [out, high, total, *(values[name] for name in measured_names(observe))]
 
 
-def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *given: Any) -> list[Tensor]:
-    *lowered, biases = given
+def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> list[Tensor]:
+    out, high, total, *lowered, biases = given
     scores = _scores(tuple(lowered))
     with full_precision(q):
-        g = _KERNELS[lowered[-1]].backward(grad, q, k, v, out, lse, scores, biases=biases)
+        g = _KERNELS[lowered[-1]].backward(grad, q, k, v, out, high, total, scores, biases=biases)
     return [x for x in (g.q, g.k, g.v, g.sinks, g.bias, *g.tables) if x is not None]
 
 
 # --- shapes alone ----------------------------------------------------------------------------------------------------
 
 
-def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     B, H, n, _ = q.shape
-    return q.new_empty(B, H, n, v.shape[-1]), q.new_empty(B, H, n, dtype=accumulation(q.dtype))
+    high, total = (q.new_empty(B, H, n, dtype=working_dtype(q)) for _ in range(2))
+    return q.new_empty(B, H, n, v.shape[-1]), high, total
 
 
 def _observed_fake(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> list[Tensor]:
     observe = _decode(given[-1])
     B, H, n, _ = q.shape
-    exact, m, g = accumulation(q.dtype), k.shape[2], observe.map
+    exact, m, g = result_dtype(q.dtype), k.shape[2], observe.map
     sides = [2 * r + 1 for r in observe.radii()]
     shapes: dict[str, tuple[list[Any], torch.dtype]] = {
         "rows": ([H], torch.int64),
@@ -164,10 +165,8 @@ def _observed_fake(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> list[Tensor]
     return [*_attention_fake(q, k, v), *(q.new_empty(shape, dtype=dtype) for shape, dtype in measured)]
 
 
-def _backward_fake(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *given: Any
-) -> list[Tensor]:
-    *lowered, biases = given
+def _backward_fake(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> list[Tensor]:
+    _out, _high, _total, *lowered, biases = given
     scores = _scores(tuple(lowered))
     like = [q, k, v] + ([] if scores.sinks is None else [scores.sinks])
     if biases:
@@ -186,7 +185,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     q, k, v = inputs[:3]
     lowered = inputs[3 : 3 + _N_OPTIONS]
     lo, hi, mask, bias, tables, query_at, key_at, first, sinks, seed, *numbers = lowered
-    ctx.save_for_backward(q, k, v, *output[:2], lo, hi, mask, bias, sinks, seed, *tables, *query_at, *key_at)
+    ctx.save_for_backward(q, k, v, *output[:3], lo, hi, mask, bias, sinks, seed, *tables, *query_at, *key_at)
     ctx.first, ctx.numbers = list(first), numbers
     # Gradients mirror the inputs: a list for each list of tensors (an empty list counts as one), None for the rest.
     ctx.empty = [[None] * len(x) if isinstance(x, list) and all(map(_is_tensor, x)) else None for x in inputs]
@@ -195,14 +194,14 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _gradients(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     grad = grads[0][0] if isinstance(grads[0], list | tuple) else grads[0]
-    q, k, v, out, lse, lo, hi, mask, bias, sinks, seed, *lists = ctx.saved_tensors
+    q, k, v, out, high, total, lo, hi, mask, bias, sinks, seed, *lists = ctx.saved_tensors
     terms = len(ctx.first)
     tables, query_at, key_at = lists[:terms], lists[terms : 2 * terms], lists[2 * terms :]
     result: list[Any] = list(ctx.empty)
     if grad is not None:
         lowered = (lo, hi, mask, bias, tables, query_at, key_at, ctx.first, sinks, seed, *ctx.numbers)
         biases = bool(ctx.needs_input_grad[6] or any(ctx.needs_input_grad[7]))
-        found = iter(backward_op(grad, q, k, v, out, lse, *lowered, biases))
+        found = iter(backward_op(grad, q, k, v, out, high, total, *lowered, biases))
         result[0], result[1], result[2] = next(found), next(found), next(found)
         result[11] = None if sinks is None else next(found)
         result[6] = next(found) if biases and bias is not None else None
@@ -230,7 +229,7 @@ def _define(name: str, schema: str, body: Any, fake: Any) -> Any:
 
 
 attention_op = _define(
-    attention_op_name, f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)", _attention, _attention_fake
+    attention_op_name, f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor, Tensor)", _attention, _attention_fake
 )
 observed_op = _define(
     observed_op_name,
@@ -240,7 +239,7 @@ observed_op = _define(
 )
 backward_op = _define(
     backward_op_name,
-    f"(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_OPTIONS}, bool biases) -> Tensor[]",
+    f"(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor high, Tensor total, {_OPTIONS}, bool biases) -> Tensor[]",
     _backward,
     _backward_fake,
 )

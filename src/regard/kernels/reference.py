@@ -1,12 +1,12 @@
 """The truth: exact attention in plain PyTorch, tiled over queries and keys, O(n) memory forward and backward.
 
     forward    m ← max(m, max_j s),  l ← l·e^(m_old − m) + Σ_j e^(s − m),  o ← o·e^(m_old − m) + Σ_j e^(s − m) v_j
-               out = o / l,  lse = m + log l
-    backward   A = e^(s − lse),  Δ_i = out_i·g_i,  dS = A ∘ (g vᵀ − Δ)
+               out = o / l,  and m and l are what a row leaves behind: lse = m + log l
+    backward   A = e^(s − m) / l,  Δ_i = out_i·g_i,  dS = A ∘ (g vᵀ − Δ)
                dq = scale·dS k,  dk = scale·dSᵀ q,  dv = Aᵀ g
 
 A learned sink is where the running maximum and sum start: m = sink, l = 1, o = 0. Rows that see nothing end with
-l = 0; they give 0, and lse −inf. Works on any device; sums are kept in float32, or float64 for float64.
+l = 0 and m = −inf; they give 0. Works on any device; on a CPU everything is computed in float64.
 """
 
 from __future__ import annotations
@@ -18,38 +18,47 @@ import torch
 from torch import Tensor
 
 from regard.kernels import measure
-from regard.kernels.tiles import Problem, Tile, best_products, dropout_tile, fold, pick, score_tile, tiles, weigh
+from regard.kernels.tiles import (
+    Problem,
+    Tile,
+    best_products,
+    dropout_tile,
+    fold,
+    pick,
+    score_tile,
+    softmax_tile,
+    tiles,
+    weigh,
+)
 from regard.observables import Observe
 from regard.scores import RelativeTerm, Scores, term_index
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-    """``out [B, H, n, e]`` in q's dtype and ``lse [B, H, n]`` in the accumulation dtype."""
+def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+    """``out [B, H, n, e]`` in q's dtype; ``high`` and ``total [B, H, n]`` in the working dtype."""
     problem = Problem(q, k, scores)
     B, H, n, _ = problem.sizes
     out = q.new_zeros(B, H, n, v.shape[-1])
-    lse = q.new_full((B, H, n), -math.inf, dtype=problem.dtype)
+    highs = q.new_full((B, H, n), -math.inf, dtype=problem.dtype)
+    totals = torch.zeros_like(highs)
     finite = _finite(v)
     for rows, spans in tiles(problem):
         best = best_products(problem, rows, spans)
-        top, total, mixed = _start(problem, rows, v.shape[-1])
+        high, total, mixed = _start(problem, rows, v.shape[-1])
         for keys in spans:
             tile = score_tile(problem, rows, keys, best)
-            top_now = torch.maximum(top, tile.logits.amax(-1, keepdim=True))
-            safe = torch.where(
-                top_now == -math.inf, 0.0, top_now
-            )  # −inf − −inf would be NaN in a row that sees nothing
+            high_now = torch.maximum(high, tile.logits.amax(-1, keepdim=True))
+            safe = torch.where(high_now == -math.inf, 0.0, high_now)  # −inf − −inf is NaN, and a row may see nothing
             weights = torch.exp(tile.logits - safe)
-            fade = torch.exp(top - safe)
+            fade = torch.exp(high - safe)
             total = total * fade + weights.sum(-1, keepdim=True)
             drop = dropout_tile(problem, rows, keys)
             mixed = mixed * fade + _mix(weights if drop is None else weights * drop, v, keys, tile, finite)
-            top = top_now
+            high = high_now
         empty = total == 0
         out[:, :, rows] = torch.where(empty, 0.0, mixed / torch.where(empty, 1.0, total)).to(out.dtype)
-        safe = torch.where(top == -math.inf, 0.0, top)
-        lse[:, :, rows] = (safe + total.log()).squeeze(-1)
-    return out, lse
+        highs[:, :, rows], totals[:, :, rows] = high.squeeze(-1), total.squeeze(-1)
+    return out, highs, totals
 
 
 def _start(problem: Problem, rows: slice, width: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,8 +67,8 @@ def _start(problem: Problem, rows: slice, width: int) -> tuple[Tensor, Tensor, T
     q, height = problem.q, rows.stop - rows.start
     sinks = problem.scores.sinks
     start = q.new_full((H,), -math.inf, dtype=problem.dtype) if sinks is None else sinks.to(problem.dtype)
-    top = start.view(1, H, 1, 1).expand(B, H, height, 1)
-    return top, (top != -math.inf).to(problem.dtype), q.new_zeros(B, H, height, width, dtype=problem.dtype)
+    high = start.view(1, H, 1, 1).expand(B, H, height, 1)
+    return high, (high != -math.inf).to(problem.dtype), q.new_zeros(B, H, height, width, dtype=problem.dtype)
 
 
 def _finite(*xs: Tensor) -> bool:
@@ -91,10 +100,10 @@ def _gather(weights: Tensor, x: Tensor, tile: Tile, groups: int, finite: bool) -
 
 def observed(
     q: Tensor, k: Tensor, v: Tensor, scores: Scores, observe: Observe, real: Tensor | None
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
     """``forward`` and every observable but lse, by name, in a second pass."""
-    out, lse = forward(q, k, v, scores)
-    return out, lse, measure.measure(q, k, lse, scores, observe, real)
+    out, high, total = forward(q, k, v, scores)
+    return out, high, total, measure.measure(q, k, high, total, scores, observe, real)
 
 
 @dataclass
@@ -110,9 +119,18 @@ class Gradients:
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores, *, biases: bool = True
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    high: Tensor,
+    total: Tensor,
+    scores: Scores,
+    *,
+    biases: bool = True,
 ) -> Gradients:
-    """Gradients of ``Σ grad ∘ out``; tiles are computed again from lse. ``biases=False`` leaves out bias and tables."""
+    """Gradients of ``Σ grad ∘ out``; tiles are computed again. ``biases=False`` leaves out bias and tables."""
     problem = Problem(q, k, scores)
     exact = problem.dtype
     B, H, n, m = problem.sizes
@@ -121,24 +139,29 @@ def backward(
     dq, dk, dv = (x.new_zeros(x.shape, dtype=exact) for x in (q, k, v))
     d_bias = scores.bias.new_zeros(scores.bias.shape, dtype=exact) if biases and scores.bias is not None else None
     d_tables = [t.table.new_zeros(t.table.shape, dtype=exact) for t in scores.terms] if biases else []
-    delta = (out.to(exact) * grad.to(exact)).sum(-1)
+    delta = (out * grad).sum(-1) if out.dtype == exact else torch.zeros_like(high)
     finite = _finite(q, k, v, grad)
     for rows, spans in tiles(problem):
         best = best_products(problem, rows, spans)
         g, q_rows = pick(grad, rows).to(exact), pick(q, rows).to(exact)
-        lse_rows, delta_rows = pick(lse, rows).unsqueeze(-1), pick(delta, rows).unsqueeze(-1)
-        safe = torch.where(lse_rows == -math.inf, 0.0, lse_rows)
+        high_rows, total_rows, delta_rows = (pick(x, rows).unsqueeze(-1) for x in (high, total, delta))
+        if out.dtype != exact:  # a rounded out would be the largest error of all
+            for keys in spans:
+                tile = score_tile(problem, rows, keys, best)
+                pulled = _pull(g, v, keys) * softmax_tile(tile.logits, high_rows, total_rows)
+                drop = dropout_tile(problem, rows, keys)
+                pulled = pulled if drop is None else pulled * drop
+                delta_rows += _seen(tile, pulled).sum(-1, keepdim=True)
         for keys in spans:
             tile = score_tile(problem, rows, keys, best)
-            weights = torch.exp(tile.logits - safe)
+            weights = softmax_tile(tile.logits, high_rows, total_rows)
             pulled = _pull(g, v, keys)
             drop = dropout_tile(problem, rows, keys)
             kept = weights if drop is None else weights * drop
             pulled = pulled if drop is None else pulled * drop
             d_logits = weights * (pulled - delta_rows)
             d_products = d_logits if tile.slope is None else d_logits * tile.slope
-            if tile.visible is not None:  # hidden pairs: 0, not 0 · NaN, nor 0 · inf where a product overflowed
-                kept, d_logits, d_products = (torch.where(tile.visible, x, 0.0) for x in (kept, d_logits, d_products))
+            kept, d_logits, d_products = (_seen(tile, x) for x in (kept, d_logits, d_products))
             pick(dv, keys).add_(_gather(kept, g, tile, groups, finite))
             if d_bias is not None:
                 _add_to_bias(d_bias, d_logits, rows, keys)
@@ -153,9 +176,14 @@ def backward(
         dk.to(k.dtype),
         dv.to(v.dtype),
         None if d_bias is None or scores.bias is None else d_bias.to(scores.bias.dtype),
-        sink_gradient(scores.sinks, lse, delta),
+        sink_gradient(scores.sinks, high, total, delta),
         [d.to(t.table.dtype) for d, t in zip(d_tables, scores.terms, strict=False)],
     )
+
+
+def _seen(tile: Tile, x: Tensor) -> Tensor:
+    """``x`` with 0 at hidden pairs: not 0 · NaN, nor 0 · inf where a product overflowed."""
+    return x if tile.visible is None else torch.where(tile.visible, x, 0.0)
 
 
 def _pull(g: Tensor, v: Tensor, keys: slice) -> Tensor:
@@ -164,13 +192,13 @@ def _pull(g: Tensor, v: Tensor, keys: slice) -> Tensor:
     return (fold(g, v.shape[1]) @ v.transpose(-1, -2)).reshape(*g.shape[:3], v.shape[2])
 
 
-def sink_gradient(sinks: Tensor | None, lse: Tensor, delta: Tensor) -> Tensor | None:
+def sink_gradient(sinks: Tensor | None, high: Tensor, total: Tensor, delta: Tensor) -> Tensor | None:
     """``d sink_h = −Σ_{b,i} A_sink Δ_i``; a row that sees no key has out = 0, so its Δ is 0 whatever g is."""
     if sinks is None:
         return None
-    sink = sinks.to(lse.dtype).view(1, -1, 1)
-    share = torch.exp(sink - torch.where(lse == -math.inf, 0.0, lse))
-    delta = torch.where((lse == sink) & delta.isnan(), 0.0, delta)
+    sink = sinks.to(high.dtype).view(1, -1, 1)
+    share = softmax_tile(sink, high, total)
+    delta = torch.where((high == sink) & (total == 1) & delta.isnan(), 0.0, delta)
     return -(share * delta).sum((0, 2)).to(sinks.dtype)
 
 

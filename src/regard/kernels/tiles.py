@@ -2,7 +2,8 @@
 
     s = softcap·tanh(scale·q·k / softcap) + bias + Σ terms,   −inf where hidden
 
-All tensors of a tile are ``[B, H, rows, keys]`` in the accumulation dtype: float64 for float64, else float32.
+All tensors of a tile are ``[B, H, rows, keys]`` in the working dtype. A row's softmax is kept as two numbers, its largest
+logit ``high`` and ``total = Σ e^(s − high)``: one rounded lse would lose digits of every weight where scores are large.
 ``rows`` and ``keys`` are slices, or index tensors where a few scattered rows are asked for.
 """
 
@@ -20,19 +21,27 @@ from regard.scores import Scores, dropout_keep, term_tile
 
 Span = slice | Tensor
 
-# Elements of one [B, H, rows, keys] tile: 2 MiB of float32, so that the handful of temporaries stay in cache.
-TILE_ELEMENTS = 2**19
+# Elements of one [B, H, rows, keys] tile, 2 MiB of float64: large enough that torch's own cost per call disappears.
+TILE_ELEMENTS = 2**18
 # The exact products of hard attention are formed one by one, [B, H, rows, keys, d]; their tiles are smaller by d.
 HARD_ELEMENTS = 2**22
 
 
-def accumulation(dtype: torch.dtype) -> torch.dtype:
-    """The dtype sums are kept in."""
+def working_dtype(q: Tensor) -> torch.dtype:
+    """What the reference computes in: float64 on a CPU, whatever q is, because there it is what others are held to.
+
+    Other devices are slow at float64, or have none: they take float32 unless q is float64.
+    """
+    return torch.float64 if q.dtype == torch.float64 or q.device.type in ("cpu", "meta") else torch.float32
+
+
+def result_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of observables and exact weights for q of this one."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def full_precision(q: Tensor) -> AbstractContextManager[object]:
-    """No autocast inside: tiles are computed in the accumulation dtype, whatever surrounds the call."""
+    """No autocast inside: tiles are computed in the working dtype, whatever surrounds the call."""
     kind = q.device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
@@ -47,7 +56,7 @@ class Problem:
 
     @property
     def dtype(self) -> torch.dtype:
-        return accumulation(self.q.dtype)
+        return working_dtype(self.q)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -130,7 +139,7 @@ def visible_tile(problem: Problem, rows: Span, keys: Span, bias: Tensor | None) 
 
 
 def bias_tile(problem: Problem, rows: Span, keys: Span) -> Tensor | None:
-    """The sum of all biases on the tile, in the accumulation dtype; None if there is none."""
+    """The sum of all biases on the tile, in the working dtype; None if there is none."""
     s = problem.scores
     parts = [] if s.bias is None else [take(take(s.bias, rows, 2), keys, 3).to(problem.dtype)]
     parts += [term_tile(term, rows, keys).to(problem.dtype) for term in s.terms]
@@ -141,7 +150,7 @@ def bias_tile(problem: Problem, rows: Span, keys: Span) -> Tensor | None:
 
 
 def products(problem: Problem, q: Tensor, keys: Span) -> Tensor:
-    """``q·k`` for ``q [B, H, rows, d]`` in the accumulation dtype.
+    """``q·k`` for ``q [B, H, rows, d]`` in the working dtype.
 
     For hard attention each product is a sum of its own over the same d numbers in the same order, so that equal keys
     tie exactly, wherever they stand; a matrix product does not promise that.
@@ -192,6 +201,12 @@ def score_tile(problem: Problem, rows: Span, keys: Span, best: Tensor | None = N
     if see is not None:
         logits = torch.where(see, logits, -math.inf)
     return Tile(logits, see, slope)
+
+
+def softmax_tile(logits: Tensor, high: Tensor, total: Tensor) -> Tensor:
+    """``A = e^(s − high) / total`` of a tile, ``high`` and ``total [B, H, rows, 1]``; 0 in a row that sees nothing."""
+    empty = total == 0
+    return torch.exp(logits - torch.where(empty, 0.0, high)) / torch.where(empty, 1.0, total)
 
 
 def best_products(problem: Problem, rows: Span, spans: list[slice]) -> Tensor | None:
