@@ -84,7 +84,7 @@ def pairs() -> Iterator[dict[str, str]]:
             yield {name: rng.choice(values) for name, values in CHOICES.items()} | {a: x, b: y}
 
 
-def settle(choice: dict[str, str], fixed: tuple[str, ...] = ()) -> dict[str, str]:
+def settle(choice: dict[str, str]) -> dict[str, str]:
     """Replace refused combinations by allowed ones."""
     choice = dict(choice)
     for a, x, b, y in REFUSED:

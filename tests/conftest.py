@@ -1,4 +1,4 @@
-"""Shared by all tests: small tiles, so that a dozen keys already cross tile borders."""
+"""Shared by all tests: tiles of 2 × 6, so that a dozen keys already cross tile borders."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ settings.load_profile("regard")
 if "PYTEST_XDIST_WORKER" in os.environ:  # one worker a core: one thread each
     torch.set_num_threads(1)
 
-PRODUCT_TILE = tiles.TILE_ELEMENTS
+PRODUCT_TILE, PRODUCT_HEAD = tiles.TILE_ELEMENTS, tiles.HEAD_ELEMENTS
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _small_tiles():
-    tiles.TILE_ELEMENTS = 64
+    tiles.TILE_ELEMENTS = tiles.HEAD_ELEMENTS = 12
     yield
-    tiles.TILE_ELEMENTS = PRODUCT_TILE
+    tiles.TILE_ELEMENTS, tiles.HEAD_ELEMENTS = PRODUCT_TILE, PRODUCT_HEAD
 
 
 @pytest.fixture
@@ -39,3 +39,4 @@ def middle_tiles(monkeypatch):
 def full_tiles(monkeypatch):
     """The product's own tile size, for memory and speed."""
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", PRODUCT_TILE)
+    monkeypatch.setattr(tiles, "HEAD_ELEMENTS", PRODUCT_HEAD)

@@ -258,7 +258,7 @@ def test_half_precision_is_observed_in_float32(dtype: torch.dtype) -> None:
 
 def test_repr_names_shapes_and_prints_no_numbers() -> None:
     text = repr(seen_once(map=5, keep=True))
-    assert "3 queries and 3 keys" in text and "map [2, 5, 5]" in text and "keeps q, k" in text and len(text) < 400
+    assert "3 queries and 3 keys" in text and "map [2, 5, 5]" in text and "keeps q and k" in text and len(text) < 400
 
 
 def seen_once(**options) -> Observation:

@@ -162,6 +162,7 @@ def scaled_dot_product_attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
@@ -178,7 +179,7 @@ def scaled_dot_product_attention(
         raise ValueError(
             "attn_mask and is_causal=True were both given; torch takes one of them (combine masks in regard.attention)"
         )
-    lead = query.ndim - 2
+    lead = max(x.ndim for x in (query, key, value)) - 2
     query, key, value = (x if x.ndim >= 3 else x.unsqueeze(0) for x in (query, key, value))
     if not enable_gqa:
         counts = [x.shape[-3] for x in (query, key, value)]
@@ -266,7 +267,8 @@ def _lower_bias(bias: Bias | Tensor | None, q: Tensor, shape: Shape) -> tuple[Te
         for term in terms:
             if not all(map(broadcasts, term.table.shape[:3], q.shape[:3])):
                 raise ValueError(
-                    f"bias {type(bias).__name__} is made for {term.table.shape[1]} heads, but q has {shape.heads}"
+                    f"bias {type(bias).__name__} is made for batch, heads and queries {list(term.table.shape[:3])}, "
+                    f"but q has {list(q.shape[:3])}"
                 )
         return None, terms
     if not isinstance(bias, Tensor):

@@ -19,11 +19,12 @@ from regard.kernels.tiles import (
 )
 from regard.observables import Where
 from regard.scores import Scores
+from regard.shapes import as_tensor
 from regard.values import value
 
 
 @value
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KeptCall:
     """One call's ``q [B, H, n, d]``, ``k [B, G, m, d]``, ``high`` and ``total [B, H, n]`` (kernels/tiles.py) and options.
 
@@ -53,7 +54,8 @@ class KeptCall:
         """``A[rows, keys]`` of one head."""
         at, keys_at = self._places(rows, keys)
         with full_precision(self.q):
-            return _weights(*self._head(batch, head), at, keys_at).to(result_dtype(self.q.dtype))
+            problem, high, total = self._head(batch, head)
+            return _weights(problem, high, total, at, keys_at, _best(problem, at)).to(result_dtype(self.q.dtype))
 
     def _places(self, rows: Where, keys: Where) -> tuple[Tensor, Tensor]:
         device = self.q.device
@@ -71,20 +73,28 @@ class KeptCall:
         mass = torch.zeros(height, width, dtype=torch.float64, device=at.device)
         step_rows, step_keys = tile_sides(problem)
         for i in range(0, len(at), step_rows):
-            for j in range(0, len(keys_at), step_keys):
-                with full_precision(self.q):
-                    part = _weights(problem, high, total, at[i : i + step_rows], keys_at[j : j + step_keys]).double()
-                part = torch.where(real[i : i + step_rows, None], part, 0.0)
-                pooled = part.new_zeros(part.shape[0], width).index_add_(1, key_bin[j : j + step_keys], part)
-                mass.index_add_(0, row_bin[i : i + step_rows], pooled)
+            strip = slice(i, i + step_rows)
+            with full_precision(self.q):
+                best = _best(problem, at[strip])
+                for j in range(0, len(keys_at), step_keys):
+                    part = _weights(problem, high, total, at[strip], keys_at[j : j + step_keys], best).double()
+                    part = torch.where(real[strip, None], part, 0.0)
+                    pooled = part.new_zeros(part.shape[0], width).index_add_(1, key_bin[j : j + step_keys], part)
+                    mass.index_add_(0, row_bin[strip], pooled)
         rows_in = torch.zeros(height, dtype=torch.float64, device=at.device).index_add_(0, row_bin, real.double())
         return (mass / rows_in.clamp(min=1).unsqueeze(-1)).to(result_dtype(self.q.dtype))
 
 
-def _weights(problem: Problem, high: Tensor, total: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
-    m = problem.k.shape[2]
-    spans = [slice(j, min(j + 1024, m)) for j in range(0, m, 1024)] if problem.hard else []
-    tile = score_tile(problem, rows, keys, best_products(problem, rows, spans))
+def _best(problem: Problem, rows: Tensor) -> Tensor | None:
+    """For hard attention: the rows' largest products, over all keys."""
+    m, step = problem.k.shape[2], tile_sides(problem)[1]
+    return best_products(problem, rows, [slice(j, min(j + step, m)) for j in range(0, m, step)])
+
+
+def _weights(
+    problem: Problem, high: Tensor, total: Tensor, rows: Tensor, keys: Tensor, best: Tensor | None
+) -> Tensor:
+    tile = score_tile(problem, rows, keys, best)
     weights = softmax_tile(tile.logits, pick(high, rows).unsqueeze(-1), pick(total, rows).unsqueeze(-1))
     return (weights if tile.visible is None else torch.where(tile.visible, weights, 0.0))[0, 0]
 
@@ -94,9 +104,10 @@ def places(where: Where, size: int, name: str) -> Tensor:
     if where is None:
         return torch.arange(size)
     if isinstance(where, slice):
-        return torch.arange(size)[where] if (where.step or 1) > 0 else torch.tensor(range(size)[where])
-    at = torch.as_tensor([where] if isinstance(where, int) else list(where) if isinstance(where, range) else where)
-    if at.dtype == torch.bool or at.is_floating_point() or at.ndim != 1:
+        return torch.tensor(range(size)[where], dtype=torch.int64)
+    at = as_tensor(name, list(where) if isinstance(where, range) else where)
+    at = at.reshape(1) if at.ndim == 0 else at
+    if at.dtype == torch.bool or (at.is_floating_point() and at.numel()) or at.is_complex() or at.ndim != 1:
         raise TypeError(f"{name} must be a whole number, a slice, a range or a list of whole numbers, got {where!r}")
     at = at.long()
     if bool(((at < -size) | (at >= size)).any()):

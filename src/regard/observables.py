@@ -3,7 +3,8 @@
 Row values, ``[B, H, n]`` each (δ = j − i − offset, the place of a key relative to its query):
 
     lse      log Σ_j exp s_ij, sinks included            entropy   lse − Σ_j A s − A_sink·sink   (nats)
-    peak     max_j A_ij                                  peak_at   the lowest j that has it, −1 in an empty row
+    peak     max_j A_ij                                  peak_at   the lowest j that has it, −1 in an empty row; keys whose
+                                                                   products differ by rounding alone may change places
     offset   Σ_j A·δ                                     distance  Σ_j A·|δ|   (on a grid: Euclidean, in cells)
     sink     Σ_{j < S} A                                 local     Σ_{|δ| ≤ r} A   (on a grid: within r cells)
     visible  how many keys the row may attend to
@@ -11,8 +12,8 @@ Row values, ``[B, H, n]`` each (δ = j − i − offset, the place of a key rela
 Per head, over the rows that count:
 
     key_mass [H, m]     the mean row of A: (1/rows) Σ_i A_ij
-    map      [H, g, g]  rows pooled by mean, keys by sum: each row of a map sums to 1 (less what learned sinks took);
-                        row bin ⌊i·g/n⌋, key bin ⌊j·g/m⌋
+    map      [H, g, g]  rows pooled by mean, keys by sum; row bin ⌊i·g/n⌋, key bin ⌊j·g/m⌋. A row of a map sums to 1,
+                        less what learned sinks took; a bin without counted rows (n < g, padding) is 0
     profile  [H, 2r+1]  mean A at each offset −r … r over the rows that see a key there; 2-D on a grid
     top      [B, H, n, k] the k largest weights of a row, ``top_at`` their keys; lower keys first among equals,
                         −1 and 0 beyond the visible ones
@@ -31,7 +32,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from regard.shapes import integer, lengths_tensor, offset_of
+from regard.shapes import as_tensor, integer, lengths_tensor, offset_of, readable
 from regard.values import value
 
 __all__ = ["ROW_VALUES", "Observation", "Observe"]
@@ -50,7 +51,8 @@ class Observe:
     ``key_mass``, ``top=k``; ``sink=S`` first keys and ``local=r`` set two row masses. ``grid=(height, width)`` reads
     positions as cells of an image, the last height·width keys; tokens before it (a class token) stand nowhere.
     ``offset`` as in masks. ``queries``: the real query rows, lengths ``[B]`` or bool ``[B, n]``; without it a
-    ``Padding`` in the mask serves where n = m. ``keep=True`` holds q, k and lse for exact weights later.
+    ``Padding`` in the mask serves where n = m. ``keep=True`` holds q and k (as they
+    are, not copied: do not change them in place) and each row's sums, for exact weights later.
 
     >>> Observe(map=8, top=2).map
     8
@@ -73,7 +75,7 @@ class Observe:
         if self.offset is not None:
             integer("Observe offset", self.offset, least=None)
         if self.grid is not None:
-            if len(self.grid) != 2:
+            if not isinstance(self.grid, tuple) or len(self.grid) != 2:
                 raise ValueError(f"Observe grid must be (height, width), got {self.grid}")
             for side in self.grid:
                 integer("Observe grid sides", side, least=1)
@@ -94,9 +96,11 @@ class Observe:
         """``queries`` as bool ``[B or 1, n]``."""
         if self.queries is None:
             return None
-        x = torch.as_tensor(self.queries)
+        x = as_tensor("Observe queries", self.queries)
         if x.dtype != torch.bool:
             lengths = lengths_tensor("Observe queries", x)
+            if readable(lengths) and bool((lengths > n).any()):
+                raise ValueError(f"Observe queries go up to {int(lengths.max())}, but there are {n} queries")
             return torch.arange(n, device=lengths.device) < lengths.reshape(-1, 1)
         if x.shape[-1:] != (n,):
             raise ValueError(
@@ -117,7 +121,7 @@ class Kept(Protocol):
 
 
 @value
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Observation:
     """What was measured of one or more calls; the names and shapes are in the module's docstring.
 
@@ -152,7 +156,7 @@ class Observation:
         """Names and shapes, not the numbers: there may be millions."""
         shapes = {f.name: getattr(self, f.name) for f in fields(self)}
         parts = [f"{name} {list(x.shape)}" for name, x in shapes.items() if isinstance(x, Tensor)]
-        kept = ", keeps q, k and lse" if self.kept else ""
+        kept = ", keeps q and k" if self.kept else ""
         return f"Observation of {self.n} queries and {self.m} keys: {', '.join(parts)}{kept}"
 
     def mean(self, name: str) -> Tensor:
@@ -187,14 +191,15 @@ class Observation:
         return merged
 
     def weights(self, head: int, rows: Where = None, keys: Where = None, *, batch: int = 0) -> Tensor:
-        """The exact weights ``A[rows, keys]`` of one head, computed now from q, k and lse. None is all of them."""
+        """The exact weights ``A[rows, keys]`` of one head, computed now from q and k. None is all of them."""
         call, batch = self._call(batch)
         return call.weights(batch, head, rows, keys)
 
     def tile(self, head: int, rows: Where = None, keys: Where = None, size: int = 64, *, batch: int = 0) -> Tensor:
         """A region pooled to at most ``size × size`` as in ``map``: rows by mean, keys by sum.
 
-        A region that is no larger than that is not pooled: its cells are exact weights.
+        A region that is no larger than that is not pooled: its cells are exact weights. Rows that do not count
+        (padding) are left out, as in ``map``; a row of cells made of such rows alone is 0.
         """
         integer("size", size, least=1)
         call, entry = self._call(batch)
@@ -204,7 +209,7 @@ class Observation:
 
     def _call(self, batch: int) -> tuple[Kept, int]:
         if not self.kept:
-            raise ValueError("weights need q, k and lse, which were not kept; observe with Observe(keep=True)")
+            raise ValueError("weights need q and k, which were not kept; observe with Observe(keep=True)")
         total = sum(call.batches for call in self.kept)
         if not 0 <= batch < total:
             raise ValueError(f"batch is {batch}; this observation has batch entries 0 … {total - 1}")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from regard.shapes import Shape, broadcasts, offset_of, tracing
+from regard.shapes import Shape, broadcasts, offset_of, readable
 from regard.values import value
 
 # A token that stands nowhere (a class token on a grid) gets this coordinate; no relative term reaches it.
@@ -70,7 +70,7 @@ class RowMask:
                 return RowMask(hi=None if self.hi is None or other.hi is None else torch.maximum(self.hi, other.hi))
             if self.hi is None and other.hi is None:
                 return RowMask(lo=None if self.lo is None or other.lo is None else torch.minimum(self.lo, other.lo))
-            if not tracing():
+            if readable(*(x for x in (self.lo, self.hi, other.lo, other.hi) if x is not None)):
                 joined = _join_runs(self, other, m)
                 if joined is not None:
                     return joined

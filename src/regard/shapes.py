@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -46,6 +47,11 @@ class Shape:
 def tracing() -> bool:
     """True under ``torch.compile``/``torch.export``, where no value of a tensor may be looked at."""
     return torch.compiler.is_compiling()
+
+
+def readable(*tensors: Tensor) -> bool:
+    """Whether the tensors' values may be looked at: not while tracing, nor where there are only shapes (meta, fake)."""
+    return not tracing() and not any(x.is_meta or is_fake(x) for x in tensors)
 
 
 def attention_shape(q: Tensor, k: Tensor, v: Tensor) -> Shape:
@@ -129,7 +135,7 @@ def integer(name: str, value: object, *, least: int | None = 0) -> int:
     """``value`` as an int that is ``≥ least``; anything else is refused by name."""
     if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if least is not None and not tracing() and value < least:
+    if least is not None and value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
     return value  # type: ignore[return-value]
 
@@ -138,7 +144,7 @@ def number(name: str, value: object, *, least: float | None = None) -> float:
     """``value`` as a float that is not NaN and ``≥ least``; anything else is refused by name."""
     if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat | torch.SymInt):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not tracing() and (math.isnan(value) or (least is not None and value < least)):
+    if value != value or (least is not None and value < least):  # isnan does not take symbolic numbers
         raise ValueError(
             f"{name} must be a number ≥ {least}, got {value}" if least is not None else f"{name} is {value}"
         )
@@ -150,15 +156,23 @@ def offset_of(n: int, m: int, offset: int | None) -> int:
     return m - n if offset is None else offset
 
 
+def as_tensor(name: str, x: object) -> Tensor:
+    """``x`` as a tensor; what cannot be one is refused by name."""
+    try:
+        return torch.as_tensor(x)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name} must be a tensor or numbers, got {x!r}") from None
+
+
 def lengths_tensor(name: str, lengths: Tensor | Sequence[int] | int) -> Tensor:
     """Lengths as an int64 tensor ``[B]`` (or ``[1]`` for one number), never negative."""
     if isinstance(lengths, bool):
         raise TypeError(f"{name} must be whole numbers, got {lengths!r}")
-    x = torch.as_tensor(lengths)
+    x = as_tensor(name, lengths)
     if x.dtype == torch.bool or x.is_floating_point() or x.is_complex():
         raise TypeError(f"{name} must be whole numbers, got {x.dtype}")
     if x.ndim == 0:
         x = x.reshape(1)
-    if not tracing() and bool((x < 0).any()):
+    if readable(x) and bool((x < 0).any()):
         raise ValueError(f"{name} must not be negative, got {x.tolist()}")
     return x.long()

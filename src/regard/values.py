@@ -11,6 +11,11 @@ from torch.utils import _pytree as pytree
 T = TypeVar("T")
 
 
+def _tuples(x: Any) -> Any:
+    """JSON knows only lists: what ``torch.export.save`` wrote, as it was."""
+    return tuple(map(_tuples, x)) if isinstance(x, list) else x
+
+
 def value(cls: type[T]) -> type[T]:
     """Class decorator: tensors and values inside the fields are leaves, everything else is part of the type.
 
@@ -44,6 +49,8 @@ def value(cls: type[T]) -> type[T]:
         flatten,
         unflatten,
         serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        to_dumpable_context=lambda context: context,
+        from_dumpable_context=_tuples,
         flatten_with_keys_fn=flatten_with_keys,
     )
     return cls

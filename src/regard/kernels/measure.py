@@ -15,9 +15,13 @@ from regard.observables import Observe
 from regard.scores import NOWHERE, Scores, positions_1d, positions_2d
 
 
+# The row values summed here as floats; lse comes from the forward pass.
+_SUMS = ("entropy", "peak", "offset", "distance", "sink", "local")
+
+
 def row_names() -> tuple[str, ...]:
-    """The row values measured here; lse comes from the forward pass."""
-    return ("entropy", "peak", "peak_at", "offset", "distance", "sink", "local", "visible", "counted")
+    """The row values measured here."""
+    return (*_SUMS, "peak_at", "visible", "counted")
 
 
 def head_names(observe: Observe) -> tuple[str, ...]:
@@ -59,7 +63,7 @@ class _Measurement:
         self.problem, self.observe, self.real = problem, observe, real
         self.places = _Places(problem, observe)
         new = problem.q.new_zeros
-        self.rows = {name: new(B, H, n, dtype=problem.dtype) for name in row_names()[:-2]}
+        self.rows = {name: new(B, H, n, dtype=problem.dtype) for name in _SUMS}
         self.rows["peak_at"] = new(B, H, n, dtype=torch.int64)
         self.rows["visible"] = new(B, H, n, dtype=torch.int64)
         self.rows["counted"] = new(B, H, n, dtype=torch.bool)
@@ -82,7 +86,7 @@ class _Measurement:
         high, total = pick(high, rows).unsqueeze(-1), pick(total, rows).unsqueeze(-1)
         safe, log_total = torch.where(total == 0, 0.0, high), torch.where(total == 0, 1.0, total).log()
         real = None if self.real is None else pick(self.real, rows, 1)[:, None, :]
-        sums = {name: problem.q.new_zeros(B, H, height, dtype=problem.dtype) for name in row_names()[:-2]}
+        sums = {name: problem.q.new_zeros(B, H, height, dtype=problem.dtype) for name in _SUMS}
         sums["peak"] -= 1
         peak_at = problem.q.new_full((B, H, height), -1, dtype=torch.int64)
         visible = torch.zeros_like(peak_at)

@@ -22,15 +22,8 @@ _OPTIONS = (
     "Tensor? lo, Tensor? hi, Tensor? mask, Tensor? bias, Tensor[] tables, Tensor[] query_at, Tensor[] key_at, "
     "SymInt[] first, Tensor? sinks, Tensor? seed, float scale, float softcap, float dropout, str backend"
 )
-_N_OPTIONS = 14
-
-attention_op_name, observed_op_name, backward_op_name = (
-    "regard::attention",
-    "regard::observed_attention",
-    "regard::attention_backward",
-)
-
-
+# The names of attention's inputs in order: where a gradient belongs.
+_INPUTS = ("q", "k", "v", *(part.split()[-1] for part in _OPTIONS.split(",")))
 _KERNELS: dict[str, Any] = {"native": native, "reference": reference}
 
 
@@ -183,7 +176,7 @@ def _is_tensor(x: Any) -> bool:
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     q, k, v = inputs[:3]
-    lowered = inputs[3 : 3 + _N_OPTIONS]
+    lowered = inputs[3 : len(_INPUTS)]
     lo, hi, mask, bias, tables, query_at, key_at, first, sinks, seed, *numbers = lowered
     ctx.save_for_backward(q, k, v, *output[:3], lo, hi, mask, bias, sinks, seed, *tables, *query_at, *key_at)
     ctx.first, ctx.numbers = list(first), numbers
@@ -200,12 +193,13 @@ def _gradients(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     result: list[Any] = list(ctx.empty)
     if grad is not None:
         lowered = (lo, hi, mask, bias, tables, query_at, key_at, ctx.first, sinks, seed, *ctx.numbers)
-        biases = bool(ctx.needs_input_grad[6] or any(ctx.needs_input_grad[7]))
+        at = _INPUTS.index
+        biases = bool(ctx.needs_input_grad[at("bias")] or any(ctx.needs_input_grad[at("tables")]))
         found = iter(backward_op(grad, q, k, v, out, high, total, *lowered, biases))
-        result[0], result[1], result[2] = next(found), next(found), next(found)
-        result[11] = None if sinks is None else next(found)
-        result[6] = next(found) if biases and bias is not None else None
-        result[7] = [next(found) if biases else None for _ in range(terms)]
+        result[:3] = next(found), next(found), next(found)
+        result[at("sinks")] = None if sinks is None else next(found)
+        result[at("bias")] = next(found) if biases and bias is not None else None
+        result[at("tables")] = [next(found) if biases else None for _ in range(terms)]
     return tuple(result)
 
 
@@ -229,16 +223,19 @@ def _define(name: str, schema: str, body: Any, fake: Any) -> Any:
 
 
 attention_op = _define(
-    attention_op_name, f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor, Tensor)", _attention, _attention_fake
+    "regard::attention",
+    f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    _attention,
+    _attention_fake,
 )
 observed_op = _define(
-    observed_op_name,
+    "regard::observed_attention",
     f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}, Tensor? real, SymInt[] observe) -> Tensor[]",
     _observed,
     _observed_fake,
 )
 backward_op = _define(
-    backward_op_name,
+    "regard::attention_backward",
     f"(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor high, Tensor total, {_OPTIONS}, bool biases) -> Tensor[]",
     _backward,
     _backward_fake,

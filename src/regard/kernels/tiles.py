@@ -23,6 +23,8 @@ Span = slice | Tensor
 
 # Elements of one [B, H, rows, keys] tile, 2 MiB of float64: large enough that torch's own cost per call disappears.
 TILE_ELEMENTS = 2**18
+# Elements of a tile in one head of one batch entry, at least: with very many heads tiles would become slivers.
+HEAD_ELEMENTS = 64
 # The exact products of hard attention are formed one by one, [B, H, rows, keys, d]; their tiles are smaller by d.
 HARD_ELEMENTS = 2**22
 
@@ -74,9 +76,9 @@ def tile_sides(problem: Problem) -> tuple[int, int]:
     budget = TILE_ELEMENTS
     if problem.hard:
         budget = min(budget, HARD_ELEMENTS // problem.q.shape[3])
-    cells = max(64, budget // max(1, B * H))
-    rows = max(4, int(math.sqrt(cells) / 2))
-    return min(rows, max(1, n)), min(max(4, cells // rows), max(1, m))
+    cells = max(HEAD_ELEMENTS, budget // max(1, B * H))
+    rows = max(2, int(math.sqrt(cells) / 2))
+    return min(rows, max(1, n)), min(max(2, cells // rows), max(1, m))
 
 
 def tiles(problem: Problem) -> Iterator[tuple[slice, list[slice]]]:

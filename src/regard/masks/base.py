@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.scores import RowMask
-from regard.shapes import broadcasts, tracing
+from regard.shapes import as_tensor, broadcasts, readable, tracing
 from regard.values import value
 
 LARGEST_DRAWING = 24  # rows or columns; a larger mask is only named
@@ -45,6 +45,8 @@ class Mask:
         other = Dense(other) if isinstance(other, Tensor) else other
         return Or(self, other) if isinstance(other, Mask) else NotImplemented
 
+    __rand__, __ror__ = __and__, __or__  # tensor & mask: either order allows the same keys
+
     def _name(self) -> str:
         """How the mask is written."""
         return f"{type(self).__name__}()"
@@ -54,11 +56,15 @@ class Mask:
         return 6, 6
 
     def __repr__(self) -> str:
-        n, m = self._preview()
-        if tracing() or max(n, m) > LARGEST_DRAWING:
+        if tracing():
             return self._name()
         try:
+            n, m = self._preview()
+            if max(n, m) > LARGEST_DRAWING:
+                return self._name()
             see = self.dense(n, m)
+            if not readable(see):
+                return self._name()
         except (ValueError, RuntimeError):  # parts made for different sizes still have a name
             return self._name()
         first = see.reshape(-1, n, m)[0] if see.numel() else see.reshape(n, m)
@@ -70,14 +76,14 @@ class Mask:
 
 
 @value
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Dense(Mask):
     """Any bool tensor broadcastable to ``[*batch, H, n, m]``; **True = may attend**. It is stored as it is given."""
 
     see: Tensor
 
     def __init__(self, see: Tensor) -> None:
-        see = torch.as_tensor(see)
+        see = as_tensor("Dense see", see)
         if see.dtype != torch.bool:
             raise TypeError(
                 f"a mask is bool with True = may attend, got {see.dtype}; "
@@ -132,6 +138,10 @@ class Or(Mask):
 
     def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
         return self.a.lower(n, m, device).union(self.b.lower(n, m, device), n, m)
+
+    def real_queries(self, n: int, m: int) -> Tensor | None:
+        a, b = self.a.real_queries(n, m), self.b.real_queries(n, m)
+        return None if a is None or b is None else a | b
 
     def _name(self) -> str:
         return f"{self.a._name()} | {self.b._name()}"

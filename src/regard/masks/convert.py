@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.masks.base import Dense, Mask
 from regard.masks.kinds import Padding
-from regard.shapes import tracing
+from regard.shapes import as_tensor, integer, readable
 
 
 def from_torch(
@@ -22,6 +22,8 @@ def from_torch(
     >>> from_torch(key_padding_mask=torch.tensor([[False, False, True]])).dense(1, 3)
     tensor([[ True,  True, False]])
     """
+    if heads is not None:
+        integer("heads", heads, least=1)
     parts: list[Mask] = []
     if key_padding_mask is not None:
         hidden = _hidden("key_padding_mask", key_padding_mask)
@@ -50,6 +52,7 @@ def from_torch(
 
 
 def _hidden(name: str, x: Tensor) -> Tensor:
+    x = as_tensor(name, x)
     if x.dtype == torch.bool:
         return x
     if not x.is_floating_point():
@@ -57,6 +60,6 @@ def _hidden(name: str, x: Tensor) -> Tensor:
             f"{name} is {x.dtype}; nn.MultiheadAttention's masks are bool, True = ignore, or float, −inf = ignore"
         )
     hidden = x == float("-inf")
-    if not tracing() and not bool((hidden | (x == 0)).all()):
+    if readable(x) and not bool((hidden | (x == 0)).all()):
         raise ValueError(f"{name} holds values other than 0 and −inf: that is a bias, not a mask; pass it as bias=")
     return hidden

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.masks.base import Mask
 from regard.scores import RowMask
-from regard.shapes import integer, lengths_tensor, offset_of, tracing
+from regard.shapes import as_tensor, integer, lengths_tensor, offset_of, readable
 from regard.values import value
 
 
@@ -33,7 +33,7 @@ class Causal(Mask):
             integer("Causal offset", self.offset, least=None)
 
     def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
-        return RowMask(hi=torch.arange(n, device=device) + (offset_of(n, m, self.offset) + 1))
+        return RowMask(hi=torch.arange(n, device=device) + (_offset(n, m, self.offset) + 1))
 
     def _name(self) -> str:
         return "Causal()" if self.offset is None else f"Causal(offset={self.offset})"
@@ -59,9 +59,9 @@ class Window(Mask):
             integer("Window offset", self.offset, least=None)
 
     def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
-        at = torch.arange(n, device=device) + offset_of(n, m, self.offset)
+        at = torch.arange(n, device=device) + _offset(n, m, self.offset)
         after = self.before if self.after is None else self.after
-        return RowMask(at - min(self.before, n + m), at + (min(after, n + m) + 1))  # no overflow, however wide
+        return RowMask(at - min(self.before, n + m), at + (min(after, n + m) + 1))
 
     def _name(self) -> str:
         after = self.before if self.after is None else self.after
@@ -69,7 +69,7 @@ class Window(Mask):
 
 
 @value
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Padding(Mask):
     """Only real keys: ``j < lengths[b]``, or ``keys[b, j]`` for a bool ``[B, m]``, True = real (left padding, holes).
 
@@ -80,7 +80,7 @@ class Padding(Mask):
     keys: Tensor
 
     def __init__(self, keys: Tensor | Sequence[int] | Sequence[Sequence[bool]] | int) -> None:
-        x = keys if isinstance(keys, Tensor) else torch.as_tensor(keys)
+        x = as_tensor("Padding keys", keys)
         if x.dtype == torch.bool:
             if x.ndim == 0:
                 raise ValueError(
@@ -102,7 +102,7 @@ class Padding(Mask):
             return RowMask(hi=keys.unsqueeze(-1))
         if keys.shape[-1] != m:
             raise ValueError(f"Padding was given {keys.shape[-1]} keys (True = a real key), but there are {m}")
-        if m > 0 and not tracing():
+        if m > 0 and readable(keys):
             lo = keys.to(torch.uint8).argmax(-1)
             hi = m - keys.flip(-1).to(torch.uint8).argmax(-1)
             count = keys.sum(-1)
@@ -126,7 +126,7 @@ class Padding(Mask):
 
 
 @value
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Prefix(Mask):
     """``j < lengths[b]``: every query sees the first keys; ``Causal() | Prefix(lengths)`` is a prefix model."""
 
@@ -149,7 +149,7 @@ class Prefix(Mask):
 
 
 @value
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Segments(Mask):
     """``ids[b, i] = key_ids[b, j]``: packed documents that do not see each other.
 
@@ -163,7 +163,7 @@ class Segments(Mask):
 
     def __init__(self, ids: Tensor | Sequence[int], key_ids: Tensor | Sequence[int] | None = None) -> None:
         for name, x in (("ids", ids), ("key_ids", key_ids)):
-            x = None if x is None else torch.as_tensor(x)
+            x = None if x is None else as_tensor(f"Segments {name}", x)
             if x is not None and (x.is_floating_point() or x.is_complex() or x.ndim == 0):
                 raise TypeError(
                     f"Segments {name} must be whole numbers of shape [n] or [B, n], got {x.dtype} {list(x.shape)}"
@@ -184,7 +184,7 @@ class Segments(Mask):
 
     def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
         ids, key_ids = self._ids(n, m, device)
-        if m > 0 and n > 0 and not tracing():
+        if m > 0 and n > 0 and readable(ids, key_ids):
             lead = torch.broadcast_shapes(ids.shape[:-1], key_ids.shape[:-1])
             ids_, keys_ = ids.expand(*lead, n).contiguous(), key_ids.expand(*lead, m).contiguous()
             in_order, order = keys_.sort(dim=-1, stable=True)
@@ -205,14 +205,19 @@ class Segments(Mask):
 
 
 def _no_longer_than(name: str, lengths: Tensor, m: int) -> None:
-    if not tracing() and bool((lengths > m).any()):
+    if readable(lengths) and bool((lengths > m).any()):
         raise ValueError(f"{name} lengths go up to {int(lengths.max())}, but there are {m} keys")
 
 
+def _offset(n: int, m: int, offset: int | None) -> int:
+    """The mask's offset, no farther than changes anything: sums with it cannot overflow, however large it is."""
+    return max(-2 * (n + m), min(2 * (n + m), offset_of(n, m, offset)))
+
+
 def _longest(lengths: Tensor) -> int:
-    return int(lengths.max()) if lengths.numel() else 0
+    return int(lengths.max()) if lengths.numel() and readable(lengths) else 0
 
 
 def _short(x: Tensor) -> str:
-    flat = x.tolist() if x.numel() <= 8 else None
+    flat = x.tolist() if x.numel() <= 8 and readable(x) else None
     return f"{x.dtype} {list(x.shape)}".replace("torch.", "") if flat is None else str(flat)
