@@ -195,6 +195,89 @@ def test_padding_content_changes_nothing_bit_for_bit() -> None:
         assert torch.equal(clean, regard.attention(q, k2, v2, mask=Padding([4, 6])))
 
 
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_rows_at_the_lowest_finite_logit_are_ordinary(backend: str) -> None:
+    x = torch.full((1, 1, 3, 4), 0.5)
+    v = torch.arange(12.0).view(1, 1, 3, 4).requires_grad_()
+    low = torch.full((3, 3), torch.finfo(torch.float32).min)
+    out, seen = regard.attention(x, x, v, bias=low, observe=Observe(map=3, keep=True, top=1), backend=backend)
+    assert torch.allclose(out, v.mean(2, keepdim=True).expand(out.shape))
+    assert (
+        (seen.peak_at == 0).all()
+        and (seen.visible == 3).all()
+        and torch.allclose(seen.entropy, low.new_tensor(3).log())
+    )
+    assert torch.allclose(seen.map.sum(-1), torch.ones(3)) and torch.allclose(seen.weights(0).sum(-1), torch.ones(3))
+    (dv,) = torch.autograd.grad(out.sum(), v)
+    assert torch.allclose(dv, torch.ones_like(dv))
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("reach", [1e4, 1e7])
+def test_large_scores_lose_no_digit_of_a_weight(backend: str, reach: float) -> None:
+    """Whole-number scores are exact in float32; then so are weights, gradients and observables."""
+    g = torch.Generator().manual_seed(0)
+    q = torch.ones(1, 1, 20, 1)
+    k = (reach + torch.randint(-3, 4, (1, 1, 30, 1), generator=g)).float()
+    v, grad = torch.randn(1, 1, 30, 5, generator=g), torch.randn(1, 1, 20, 5, generator=g)
+    leaves = with_grad(q, k, v)
+    out, seen = regard.attention(*leaves, scale=1.0, observe=Observe(keep=True, map=4), backend=backend)
+    exact = with_grad(q.double(), k.double(), v.double())
+    want, A, *_ = plain.attention(*exact, scale=1.0)
+    assert torch.allclose(out.double(), want, rtol=0, atol=1e-6)
+    assert torch.allclose(seen.weights(0).double(), A[0, 0], rtol=1e-6) and torch.allclose(
+        seen.map.sum(-1), torch.ones(4), atol=1e-6
+    )
+    assert torch.allclose(seen.entropy.double(), -(A * A.log()).sum(-1), atol=2e-6)
+    found = torch.autograd.grad(out, leaves, grad)
+    wanted = torch.autograd.grad(want, exact, grad.double())
+    for a, b, terms in zip(found, wanted, (reach, 1, 1), strict=True):  # dq adds terms as large as the keys
+        assert torch.allclose(a.double(), b, rtol=1e-5, atol=2e-6 * terms)
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_what_overflows_float32_on_the_way_is_right_all_the_same(backend: str) -> None:
+    q = torch.full((1, 1, 2, 4), 1e25, requires_grad=True)
+    k = torch.tensor([1e25, 2e25, -1e25]).view(1, 1, 3, 1).expand(1, 1, 3, 4)
+    out = regard.attention(q, k, torch.eye(3).view(1, 1, 3, 3), backend=backend)
+    assert torch.equal(out, torch.tensor([0.0, 1.0, 0.0]).expand(1, 1, 2, 3))
+    small = torch.randn(1, 1, 3, 4)
+    for option in ({"softcap": 1e39}, {"scale": 1e39}):
+        assert regard.attention(small, small, small, backend=backend, **option).isfinite().all()
+
+
+@pytest.mark.parametrize("entry", [0, 1])
+def test_a_hidden_nan_in_any_batch_entry_stays_hidden(entry: int) -> None:
+    """Forward and backward, wherever the NaN is: q, v or the gradient's own rows; at scale 0 keys are not looked at."""
+    see = torch.ones(4, 5, dtype=torch.bool)
+    see[:, 2] = False
+    for place in (1, 2):
+        tensors = [rand(2, 2, 4, 3), rand(2, 2, 5, 3), rand(2, 2, 5, 3)]
+        clean = with_grad(*tensors)
+        tensors = [x.clone() for x in tensors]
+        tensors[place][entry, :, 2] = math.nan
+        dirty = with_grad(*tensors)
+        a, b = (regard.attention(*x, mask=Dense(see)) for x in (clean, dirty))
+        assert torch.equal(a, b)
+        for x, y in zip(*(torch.autograd.grad(o.sum(), leaves) for o, leaves in ((a, clean), (b, dirty))), strict=True):
+            assert torch.allclose(x, y, atol=1e-14)
+    k = rand(2, 2, 5, 3)
+    k[entry, :, 1] = math.nan
+    leaves = with_grad(rand(2, 2, 4, 3), k, rand(2, 2, 5, 3))
+    out = regard.attention(*leaves, scale=0)
+    assert torch.allclose(out, leaves[2].mean(2, keepdim=True).expand(out.shape))
+    dq, dk, _ = torch.autograd.grad(out.sum(), leaves)
+    assert (dq == 0).all() and (dk == 0).all()
+
+
+def test_a_sink_of_minus_infinity_is_none_in_an_empty_row_too() -> None:
+    sinks = torch.full((2,), -math.inf, dtype=D, requires_grad=True)
+    q = rand(1, 2, 3, 4)
+    out = regard.attention(q, q, q, sinks=sinks, mask=Dense(torch.tensor([[True], [False], [True]])))
+    (grad,) = torch.autograd.grad(out.sum(), sinks)
+    assert (out[:, :, 1] == 0).all() and (grad == 0).all()
+
+
 def test_a_visible_nan_reaches_the_rows_that_see_it_and_no_others() -> None:
     q, k, v = rand(1, 1, 5, 2), rand(1, 1, 5, 2), rand(1, 1, 5, 2)
     v[0, 0, 3] = math.nan

@@ -68,6 +68,34 @@ def masks(draw, n: int, m: int, depth: int = 2) -> Mask:
     ][kind]
 
 
+def test_offsets_beyond_any_number_do_not_overflow() -> None:
+    assert Causal(2**63).dense(2, 3).all() and not Causal(-(2**63)).dense(2, 3).any()
+    assert not Window(1, 1, offset=2**64).dense(2, 3).any() and Window(2**70).dense(2, 3).all()
+
+
+def test_a_tensor_joins_a_mask_from_either_side() -> None:
+    see = torch.rand(4, 4, generator=torch.Generator().manual_seed(0)) < 0.5
+    assert torch.equal((see & Causal()).dense(4, 4), (Causal() & see).dense(4, 4))
+    assert torch.equal((see | Causal()).dense(4, 4), (Causal() | see).dense(4, 4))
+
+
+def test_masks_compare() -> None:
+    """By their numbers; those that hold tensors, by identity."""
+    padding = Padding([1, 2])
+    assert Causal() == Causal() != Causal(1) and Causal() & Window(2) == Causal() & Window(2)
+    assert padding == padding and padding != Padding([1, 2]) and hash(padding) != hash(Causal())
+
+
+def test_real_queries_of_compositions() -> None:
+    a, b = Padding([2, 3]), Padding([3, 1])
+    rows_a, rows_b = a.real_queries(3, 3), b.real_queries(3, 3)
+    assert torch.equal((a & b).real_queries(3, 3), rows_a & rows_b)
+    assert torch.equal((a | b).real_queries(3, 3), rows_a | rows_b)
+    assert torch.equal((Causal() & b).real_queries(3, 3), rows_b)
+    assert torch.equal((a & Causal()).real_queries(3, 3), rows_a)
+    assert (a | Causal()).real_queries(3, 3) is None and a.real_queries(2, 3) is None
+
+
 @given(st.data(), SIZES, SIZES)
 @settings(max_examples=800)
 def test_every_composition_equals_its_definition(data, n: int, m: int) -> None:

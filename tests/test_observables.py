@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import fields, replace
 
+import numpy as np
 import plain
 import pytest
 import torch
@@ -256,6 +257,61 @@ def test_half_precision_is_observed_in_float32(dtype: torch.dtype) -> None:
     )
 
 
+def test_rows_and_keys_in_every_spelling() -> None:
+    q = torch.randn(1, 1, 5, 4)
+    seen = regard.attention(q, q, q, observe=Observe(keep=True))[1]
+    A = seen.weights(0)
+    assert torch.equal(seen.weights(0, 3), A[3:4]) and torch.equal(seen.weights(0, -1), A[4:])
+    assert torch.equal(seen.weights(0, torch.tensor(3)), A[3:4]) and torch.equal(seen.weights(0, np.int64(3)), A[3:4])
+    assert torch.equal(seen.weights(0, [], 1), A[:0, :1]) and seen.weights(0, slice(0, 2, -1)).shape == (0, 5)
+    assert torch.equal(seen.weights(0, slice(None, None, -2), range(1, 4)), A[[4, 2, 0]][:, 1:4])
+    assert torch.equal(seen.weights(0, np.array([1, 0])), A[[1, 0]])
+
+
+def test_kept_weights_of_every_grouped_head_and_batch_entry() -> None:
+    g = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(2, 6, 3, 4, generator=g, dtype=D), *torch.randn(2, 2, 2, 7, 4, generator=g, dtype=D)
+    bias = torch.randn(2, 6, 3, 7, generator=g, dtype=D)
+    seen = regard.attention(q, k, v, bias=bias, observe=Observe(keep=True))[1]
+    A = plain.attention(q, k, v, bias=bias)[1]
+    for b in range(2):
+        for h in range(6):
+            assert torch.allclose(seen.weights(h, batch=b), A[b, h], atol=1e-14)
+
+
+def test_kept_weights_of_hard_attention_search_all_keys(full_tiles) -> None:
+    k = torch.zeros(1, 1, 5000, 1)
+    k[..., [17, 4321], 0] = 1.0
+    seen = regard.attention(torch.ones(1, 1, 2, 1), k, k, scale=math.inf, observe=Observe(keep=True))[1]
+    assert seen.weights(0, 0).nonzero()[:, 1].tolist() == [17, 4321]
+    assert seen.tile(0, keys=slice(0, 100), size=10)[0].tolist() == [0.0, 0.5] + [0.0] * 8
+
+
+def test_top_and_peak_take_the_lowest_of_equal_keys_across_tiles() -> None:
+    q = torch.ones(1, 1, 1, 1, dtype=D)
+    k = torch.tensor([0.0, 2.0, 1.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0, 0.0], dtype=D).view(1, 1, 12, 1)
+    seen = regard.attention(q, k, k, observe=Observe(top=3))[1]
+    assert seen.top_at.tolist() == [[[[1, 3, 9]]]] and seen.peak_at.item() == 1
+
+
+def test_merging_with_named_queries() -> None:
+    q = torch.randn(2, 1, 4, 3, dtype=D)
+    whole = regard.attention(q, q, q, observe=Observe(map=2, key_mass=True, queries=[1, 3]))[1]
+    parts = [
+        regard.attention(x, x, x, observe=Observe(map=2, key_mass=True, queries=[c]))[1]
+        for x, c in ((q[:1], 1), (q[1:], 3))
+    ]
+    merged = parts[0].merge(parts[1])
+    assert torch.equal(merged.rows, whole.rows) and whole.rows.tolist() == [4]
+    assert torch.allclose(merged.key_mass, whole.key_mass) and torch.allclose(merged.map, whole.map)
+
+
+def test_queries_beyond_a_grid_have_no_distance_in_the_mean() -> None:
+    q, k = torch.randn(1, 1, 3, 2, dtype=D), torch.randn(1, 1, 4, 2, dtype=D)
+    seen = regard.attention(q, k, k, observe=Observe(grid=(2, 2), offset=2))[1]  # query 2 stands at 4, behind the grid
+    assert torch.allclose(seen.mean("distance"), seen.distance[..., :2].mean((0, 2)))
+
+
 def test_repr_names_shapes_and_prints_no_numbers() -> None:
     text = repr(seen_once(map=5, keep=True))
     assert "3 queries and 3 keys" in text and "map [2, 5, 5]" in text and "keeps q and k" in text and len(text) < 400
@@ -273,6 +329,10 @@ def seen_once(**options) -> Observation:
         (lambda: Observe(top=1.5), TypeError, "top"),
         (lambda: Observe(offset=0.5), TypeError, "offset"),
         (lambda: Observe(grid=(2,)), ValueError, "height, width"),
+        (lambda: Observe(grid=5), ValueError, r"must be \(height, width\), got 5"),
+        (lambda: seen_once(queries=[99]), ValueError, "go up to 99, but there are 3 queries"),
+        (lambda: seen_once(queries="ab"), TypeError, "Observe queries must be"),
+        (lambda: seen_once(keep=True).weights(0, "a"), TypeError, "rows must be"),
         (lambda: Observe(grid=(0, 2)), ValueError, "at least 1"),
         (lambda: Observe(profile=(1, 2)), ValueError, "needs grid"),
         (lambda: Observe(profile=-2), ValueError, "profile"),

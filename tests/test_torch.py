@@ -6,11 +6,13 @@ import inspect
 import math
 import multiprocessing
 import threading
+from dataclasses import fields
 
 import pytest
 import torch
 from cases import CHOICES, build
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -141,6 +143,56 @@ def test_export_with_masks_in_and_observations_out() -> None:
     assert torch.allclose(out, want) and torch.allclose(seen.map, want_seen.map)
 
 
+@pytest.mark.parametrize("mask", [Causal() & Padding(torch.tensor([5, 3])), Window(1, 0, offset=1)])
+def test_an_exported_program_with_masks_can_be_saved_and_loaded(tmp_path, mask) -> None:
+    q = torch.randn(2, 1, 5, 3, dtype=torch.float64)
+    torch.export.save(torch.export.export(Masked(), (q, mask), strict=False), tmp_path / "p.pt2")
+    out, seen = torch.export.load(tmp_path / "p.pt2").module()(q, mask)
+    want, want_seen = regard.attention(q, q, q, mask=mask, observe=Observe(map=2))
+    assert torch.allclose(out, want) and torch.allclose(seen.map, want_seen.map)
+
+
+@pytest.mark.parametrize("where", ["meta", "fake"])
+def test_shapes_without_values(where: str) -> None:
+    """Every mask, bias and observable runs where tensors have no values."""
+    with FakeTensorMode() if where == "fake" else torch.device("meta"):
+        q, v = torch.empty(2, 4, 5, 3), torch.empty(2, 4, 5, 7)
+        lengths = torch.empty(2, dtype=torch.int64)
+        ids, keys = torch.empty(2, 5, dtype=torch.int64), torch.empty(2, 5, dtype=torch.bool)
+        masks = (Padding(lengths), Padding(keys), regard.Prefix(lengths), regard.Segments(ids), regard.Dense(keys[0]))
+        for mask in (*masks, Causal() | regard.Prefix(lengths), Window(1) | Window(2, 0), Causal() & Padding(lengths)):
+            out, seen = regard.attention(q, q, v, mask=mask, bias=regard.ALiBi(), observe=Observe(map=2, profile=1))
+            assert out.shape == (2, 4, 5, 7) and seen.map.shape == (4, 2, 2) and seen.lse.dtype == torch.float32
+            assert type(mask).__name__ in repr(mask) or "|" in repr(mask) or "&" in repr(mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_fake_results_have_the_real_ones_dtypes(dtype: torch.dtype) -> None:
+    x = torch.randn(1, 2, 5, 3).to(dtype)
+    observe = Observe(map=2, profile=1, key_mass=True, top=2)
+    out, seen = regard.attention(x, x, x, observe=observe)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(x)
+        fake_out, fake_seen = regard.attention(fake, fake, fake, observe=observe)
+    assert fake_out.dtype == out.dtype
+    for f in fields(seen):
+        a, b = getattr(seen, f.name), getattr(fake_seen, f.name)
+        assert not isinstance(a, torch.Tensor) or (a.dtype, a.shape) == (b.dtype, b.shape), f.name
+
+
+def test_constants_are_checked_under_compile_too() -> None:
+    torch._dynamo.reset()
+    q = torch.randn(1, 1, 3, 2)
+    for options in ({"scale": -1.0}, {"mask_before": -1}):
+
+        def call(x, options=options):
+            mask = Window(options["mask_before"]) if "mask_before" in options else None
+            return regard.attention(x, x, x, mask=mask, scale=options.get("scale"))
+
+        with pytest.raises(Exception, match=r"must be (a number ≥ 0|at least 0), got -1"):
+            torch.compile(call, fullgraph=True, backend="eager")(q)
+
+
 def test_values_survive_a_trip_through_pytrees() -> None:
     mask = (
         (Causal(offset=1) | regard.Prefix([2]))
@@ -254,6 +306,8 @@ def test_sdpa_has_torchs_signature() -> None:
         (((2, 1, 5, 4), (2, 3, 7, 4), (2, 3, 7, 6)), {"scale": -0.5}),
         (((3, 5, 4), (3, 7, 4), (3, 7, 6)), {}),
         (((5, 4), (7, 4), (7, 6)), {}),
+        (((5, 4), (1, 7, 4), (1, 7, 6)), {}),
+        (((5, 4), (7, 4), (3, 7, 6)), {}),
         (((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 6)), {"attn_mask": torch.rand(5, 7) < 0.7}),
         (((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 6)), {"attn_mask": torch.randn(2, 1, 5, 7, dtype=torch.float64)}),
     ],
@@ -275,6 +329,10 @@ def test_sdpa_refuses_what_torch_refuses() -> None:
         regard.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(3, 3, dtype=torch.bool), is_causal=True)
     with pytest.raises(ValueError, match="enable_gqa"):
         regard.scaled_dot_product_attention(x, x[:, :2], x[:, :2])
+    with pytest.raises(ValueError, match="there must be one value a key"):
+        regard.scaled_dot_product_attention(x, x[:, :2], x[:, :3], enable_gqa=True)
+    with pytest.raises(TypeError, match="positional"):
+        regard.scaled_dot_product_attention(x, x, x, None, 0.0, False, 1.0)
     assert (regard.scaled_dot_product_attention(x, x, x, dropout_p=1.0) == 0).all()
 
 

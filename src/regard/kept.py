@@ -1,4 +1,4 @@
-"""What ``Observe(keep=True)`` holds: q, k, each row's softmax sums and the lowered options, enough for any exact weight later."""
+"""What ``Observe(keep=True)`` holds: q, k, the rows' sums and the lowered options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from regard.values import value
 @value
 @dataclass(frozen=True, eq=False)
 class KeptCall:
-    """One call's ``q [B, H, n, d]``, ``k [B, G, m, d]``, ``high`` and ``total [B, H, n]`` (kernels/tiles.py) and options.
+    """One call's ``q [B, H, n, d]``, ``k [B, G, m, d]``, ``high`` and ``total [B, H, n]`` and options.
 
     q and k are the caller's, not copies: to change them in place changes what is computed here later.
     """
@@ -91,9 +91,7 @@ def _best(problem: Problem, rows: Tensor) -> Tensor | None:
     return best_products(problem, rows, [slice(j, min(j + step, m)) for j in range(0, m, step)])
 
 
-def _weights(
-    problem: Problem, high: Tensor, total: Tensor, rows: Tensor, keys: Tensor, best: Tensor | None
-) -> Tensor:
+def _weights(problem: Problem, high: Tensor, total: Tensor, rows: Tensor, keys: Tensor, best: Tensor | None) -> Tensor:
     tile = score_tile(problem, rows, keys, best)
     weights = softmax_tile(tile.logits, pick(high, rows).unsqueeze(-1), pick(total, rows).unsqueeze(-1))
     return (weights if tile.visible is None else torch.where(tile.visible, weights, 0.0))[0, 0]

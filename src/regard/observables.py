@@ -3,8 +3,7 @@
 Row values, ``[B, H, n]`` each (δ = j − i − offset, the place of a key relative to its query):
 
     lse      log Σ_j exp s_ij, sinks included            entropy   lse − Σ_j A s − A_sink·sink   (nats)
-    peak     max_j A_ij                                  peak_at   the lowest j that has it, −1 in an empty row; keys whose
-                                                                   products differ by rounding alone may change places
+    peak     max_j A_ij                                  peak_at   the lowest j that has it, −1 in an empty row
     offset   Σ_j A·δ                                     distance  Σ_j A·|δ|   (on a grid: Euclidean, in cells)
     sink     Σ_{j < S} A                                 local     Σ_{|δ| ≤ r} A   (on a grid: within r cells)
     visible  how many keys the row may attend to
@@ -18,8 +17,9 @@ Per head, over the rows that count:
     top      [B, H, n, k] the k largest weights of a row, ``top_at`` their keys; lower keys first among equals,
                         −1 and 0 beyond the visible ones
 
-With learned sinks the entropy is that of the whole distribution, the sink being one more outcome. Empty rows have
-lse −inf, peak_at −1 and 0 elsewhere; they never count. With ``scale=inf`` s is the bias of the tied keys.
+Keys whose products differ by rounding alone tie or not as the arithmetic falls. With learned sinks the entropy is that
+of the whole distribution, the sink being one more outcome. Empty rows have lse −inf, peak_at −1 and 0 elsewhere; they
+never count. With ``scale=inf`` s is the bias of the tied keys.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -44,6 +45,8 @@ def value(cls: type[T]) -> type[T]:
         leaves, context = flatten(x)
         return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(context[0], leaves, strict=True)], context
 
+    # Plain data without code: what torch.export.save keeps of its example inputs may be read back.
+    torch.serialization.add_safe_globals([cls])
     pytree.register_pytree_node(
         cls,
         flatten,

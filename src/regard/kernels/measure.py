@@ -14,7 +14,6 @@ from regard.kernels.tiles import Problem, best_products, pick, result_dtype, sco
 from regard.observables import Observe
 from regard.scores import NOWHERE, Scores, positions_1d, positions_2d
 
-
 # The row values summed here as floats; lse comes from the forward pass.
 _SUMS = ("entropy", "peak", "offset", "distance", "sink", "local")
 

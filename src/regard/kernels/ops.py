@@ -236,7 +236,8 @@ observed_op = _define(
 )
 backward_op = _define(
     "regard::attention_backward",
-    f"(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor high, Tensor total, {_OPTIONS}, bool biases) -> Tensor[]",
+    "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor high, Tensor total, "
+    f"{_OPTIONS}, bool biases) -> Tensor[]",
     _backward,
     _backward_fake,
 )

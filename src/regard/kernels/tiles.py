@@ -2,8 +2,9 @@
 
     s = softcap·tanh(scale·q·k / softcap) + bias + Σ terms,   −inf where hidden
 
-All tensors of a tile are ``[B, H, rows, keys]`` in the working dtype. A row's softmax is kept as two numbers, its largest
-logit ``high`` and ``total = Σ e^(s − high)``: one rounded lse would lose digits of every weight where scores are large.
+All tensors of a tile are ``[B, H, rows, keys]`` in the working dtype. A row's softmax is kept as two numbers, its
+largest logit ``high`` and ``total = Σ e^(s − high)``: one rounded lse would lose digits of every weight where scores
+are large.
 ``rows`` and ``keys`` are slices, or index tensors where a few scattered rows are asked for.
 """
 
