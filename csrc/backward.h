@@ -135,9 +135,8 @@ REGARD_INLINE void backward_block(const Call& c, const Gradients& g, const Head&
 }
 
 // One panel of queries against keys start … stop: dq of its rows, and its part of w.dk and w.dv.
-inline void backward_panel(const Call& c, const Gradients& g, int64_t i, int64_t start, int64_t stop,
-                           BackwardScratch& w) {
-    const Head& head = w.head;
+inline void backward_panel(const Call& c, const Gradients& g, const Head& head, int64_t i, int64_t start, int64_t stop,
+                           float* dq, BackwardScratch& w) {
     BackwardPanel panel;
     place_panel(c, head.b, i, panel.p);
     const int64_t first = std::max(start, panel.p.first), last = std::min(stop, panel.p.last);
@@ -154,7 +153,7 @@ inline void backward_panel(const Call& c, const Gradients& g, int64_t i, int64_t
     }
     alignas(64) float factor[PW];
     std::fill(factor, factor + PW, step(c));
-    from_panel<true>(w.moved, factor, panel.p.count, c.d, g.q + ((head.b * c.H + head.h) * c.n + i) * c.d, c.d);
+    from_panel<true>(w.moved, factor, panel.p.count, c.d, dq + ((head.b * c.H + head.h) * c.n + i) * c.d, c.d);
 }
 
 // to += factor · from, and from = 0.
@@ -162,17 +161,19 @@ inline void flush(float* from, float* to, int64_t count, float factor) {
     for (int64_t t = 0; t < count; t++) to[t] += factor * from[t], from[t] = 0;
 }
 
-// dk and dv of one key head, and dq of every query head that shares it.
-inline void backward_group(const Call& c, const Gradients& g, int64_t b, int64_t group, BackwardScratch& w) {
+// dk and dv of keys from … to − 1 of one key head, and their part of dq of every query head that shares it.
+inline void backward_group(const Call& c, const Gradients& g, int64_t b, int64_t group, int64_t from, int64_t to,
+                           float* dq, BackwardScratch& w) {
     const int64_t repeat = c.H / c.G;
-    for (int64_t start = 0; start < c.m; start += KS) {
-        const int64_t keys = std::min(KS, c.m - start), first_key = (b * c.G + group) * c.m + start;
+    for (int64_t start = from; start < to; start += KS) {
+        const int64_t keys = std::min(KS, to - start), first_key = (b * c.G + group) * c.m + start;
         std::memset(w.dk, 0, sizeof(float) * keys * c.d);
         std::memset(w.dv, 0, sizeof(float) * keys * c.e);
         for (int64_t h = group * repeat; h < (group + 1) * repeat; h++) {
-            w.enter(c, b * c.H + h);
+            const Head& head = w.enter(c, b * c.H + h);
             for (int64_t i = 0; i < c.n; i += QS) {
-                for (int64_t p = i; p < std::min(i + QS, c.n); p += PW) backward_panel(c, g, p, start, start + keys, w);
+                for (int64_t p = i; p < std::min(i + QS, c.n); p += PW)
+                    backward_panel(c, g, head, p, start, start + keys, dq, w);
                 flush(w.dk, g.k + first_key * c.d, keys * c.d, step(c));
                 flush(w.dv, g.v + first_key * c.e, keys * c.e, 1.0f);
             }
@@ -181,9 +182,20 @@ inline void backward_group(const Call& c, const Gradients& g, int64_t b, int64_t
 }
 
 inline bool all_finite(const float* x, int64_t count) {
-    float odd = 0;
-    for (int64_t t = 0; t < count; t++) odd += x[t] * 0.0f;
-    return odd == 0;
+    F odd = F{};
+    int64_t t = 0;
+    for (; t + W <= count; t += W) odd += load(x + t) * 0.0f;
+    for (; t < count; t++) odd[0] += x[t] * 0.0f;
+    return sum(odd) == 0;
+}
+
+// Into how many parts the keys of a head are cut: by the shape alone, as forward's. Biases are summed over all keys, so
+// their gradients need one task a head.
+inline int64_t parts_of_gradients(const Call& c, const Gradients& g) {
+    constexpr int64_t enough = 4;
+    const int64_t heads = c.B * c.G;
+    if (heads == 0 || heads >= enough || g.line || g.bias || !g.terms.empty()) return 1;
+    return std::clamp<int64_t>((c.m + KS - 1) / KS, 1, enough / heads);
 }
 
 bool backward(const Call& c, const Gradients& g) {
@@ -195,11 +207,21 @@ bool backward(const Call& c, const Gradients& g) {
         const Head head{task / c.H, task % c.H, 0};
         for (int64_t p = 0; p < panels; p++) fill_delta(c, g, head, p * PW, w);
     });
-    run_tasks<BackwardScratch>(c.B * c.G, c.threads, make, [&](int64_t task, BackwardScratch& w) {
-        const int64_t repeat = c.H / c.G;
-        backward_group(c, g, task / c.G, task % c.G, w);
-        if (!all_finite(g.q + task * repeat * c.n * c.d, repeat * c.n * c.d) ||
-            !all_finite(g.k + task * c.m * c.d, c.m * c.d) || !all_finite(g.v + task * c.m * c.e, c.m * c.e))
+    // Few key heads: parts of their keys are tasks of their own, each with a dq of its own, added in order.
+    const int64_t parts = parts_of_gradients(c, g), size = (c.m / KS + parts) / parts * KS;
+    const int64_t heads = c.B * c.G, dq_size = c.B * c.H * c.n * c.d, mine = dq_size / std::max<int64_t>(1, heads);
+    std::vector<float> others((parts - 1) * dq_size);
+    run_tasks<BackwardScratch>(heads * parts, c.threads, make, [&](int64_t task, BackwardScratch& w) {
+        const int64_t head = task / parts, part = task % parts;
+        float* dq = part == 0 ? g.q : others.data() + (part - 1) * dq_size;
+        backward_group(c, g, head / c.G, head % c.G, part * size, std::min(c.m, (part + 1) * size), dq, w);
+    });
+    run_tasks<int>(heads, c.threads, [] { return 0; }, [&](int64_t head, int) {
+        float* dq = g.q + head * mine;
+        for (int64_t part = 1; part < parts; part++)
+            for (int64_t t = 0; t < mine; t++) dq[t] += others[(part - 1) * dq_size + head * mine + t];
+        if (!all_finite(dq, mine) || !all_finite(g.k + head * c.m * c.d, c.m * c.d) ||
+            !all_finite(g.v + head * c.m * c.e, c.m * c.e))
             finite = false;
     });
     return finite;

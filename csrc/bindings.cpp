@@ -103,7 +103,7 @@ NB_MODULE(_native, m) {
                     float** to[] = {&w.entropy, &w.peak, &w.offset, &w.distance, &w.sink, &w.local};
                     for (size_t t = 0; t < 6; t++) *to[t] = pointer<float>(rows[t]);
                     w.peak_at = pointer<int64_t>(rows[6]), w.visible = pointer<int64_t>(rows[7]);
-                    w.map = pointer<double>(rows[8]), w.real = pointer<uint8_t>(rows[9]);
+                    w.map = pointer<int64_t>(rows[8]), w.real = pointer<uint8_t>(rows[9]);
                     w.shift = what[0], w.sinks = what[1], w.radius = what[2], w.bins = what[3], w.real_b = what[4];
                     c.watch = &w;
                 }

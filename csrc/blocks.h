@@ -140,5 +140,66 @@ REGARD_INLINE void gather(const float* weights, const float* rows, int64_t strid
         }
 }
 
+// The same two products for a few rows (decoding): lanes run along the width, and every key is read once. Rows and
+// sums lie in their own layout, [lanes, width]; scores and weights as above, [keys, PW].
+
+// scores[j][lane] = keys[j] · rows[lane] for R keys at a time.
+template <int R>
+REGARD_INLINE void thin_dot_block(const float* keys, int64_t stride, const float* row, float* scores, int64_t width) {
+    F sums[R];
+    float rest[R];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) sums[r] = F{}, rest[r] = 0;
+    int64_t t = 0;
+    for (; t + W <= width; t += W) {
+        const F x = load(row + t);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) sums[r] += x * load(keys + r * stride + t);
+    }
+    for (; t < width; t++)
+        for (int r = 0; r < R; r++) rest[r] += row[t] * keys[r * stride + t];
+    for (int r = 0; r < R; r++) scores[r * PW] = sum(sums[r]) + rest[r];
+}
+
+inline void thin_dot(const float* keys, int64_t stride, const float* rows, int64_t lanes, float* scores, int64_t count,
+                     int64_t width) {
+    std::memset(scores, 0, sizeof(float) * count * PW);
+    for (int64_t x = 0; x < lanes; x++) {
+        int64_t j = 0;
+        for (; j + 4 <= count; j += 4)
+            thin_dot_block<4>(keys + j * stride, stride, rows + x * width, scores + j * PW + x, width);
+        for (; j < count; j++)
+            thin_dot_block<1>(keys + j * stride, stride, rows + x * width, scores + j * PW + x, width);
+    }
+}
+
+// sums[f] += Σ_j values[j][f] · weights[j] for R vectors of features.
+template <int R>
+REGARD_INLINE void thin_mix_block(const float* values, int64_t stride, const float* weights, float* sums,
+                                  int64_t count) {
+    F sum[R];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) sum[r] = load(sums + r * W);
+    for (int64_t j = 0; j < count; j++) {
+        const F x = all(weights[j * PW]);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) sum[r] += x * load(values + j * stride + r * W);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) store(sums + r * W, sum[r]);
+}
+
+inline void thin_mix(const float* values, int64_t stride, const float* weights, int64_t lanes, float* sums,
+                     int64_t count, int64_t width) {
+    for (int64_t x = 0; x < lanes; x++) {
+        float* to = sums + x * width;
+        int64_t f = 0;
+        for (; f + 8 * W <= width; f += 8 * W) thin_mix_block<8>(values + f, stride, weights + x, to + f, count);
+        for (; f + W <= width; f += W) thin_mix_block<1>(values + f, stride, weights + x, to + f, count);
+        for (; f < width; f++)
+            for (int64_t j = 0; j < count; j++) to[f] += weights[j * PW + x] * values[j * stride + f];
+    }
+}
+
 }  // namespace REGARD_ISA_NAMESPACE
 }  // namespace regard

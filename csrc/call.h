@@ -55,7 +55,7 @@ struct Watch {
     int64_t *peak_at = nullptr, *visible = nullptr;
     int64_t shift = 0, sinks = 0, radius = 0;  // query i stands at i + shift; j < sinks; |δ| ≤ radius
     int64_t bins = 0;                          // g of the map, 0 for none
-    double* map = nullptr;                     // [H, g, g]: sums over the rows that count
+    int64_t* map = nullptr;                    // [H, g, g]: sums over the rows that count, in units of 2^−40
     const uint8_t* real = nullptr;             // rows that are no padding, by batch entry; null: all
     int64_t real_b = 0;
 };

@@ -66,7 +66,12 @@ inline void widen(const void* from, Dtype dtype, float* to, int64_t count) {
     } else if (dtype == Dtype::bf16) {
         for (int64_t t = 0; t < count; t++) to[t] = widen_bf16(half[t]);
     } else {
-        for (int64_t t = 0; t < count; t++) to[t] = widen_f16(half[t]);
+        int64_t t = 0;
+#if defined(__F16C__)
+        for (; t + 8 <= count; t += 8)
+            _mm256_storeu_ps(to + t, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(half + t))));
+#endif
+        for (; t < count; t++) to[t] = widen_f16(half[t]);
     }
 }
 

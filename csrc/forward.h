@@ -1,4 +1,4 @@
-// out, and each row's largest logit and sum: online softmax over blocks of keys, one panel of queries at a time.
+// out, and each row's largest logit and sum: online softmax over blocks of keys, a few panels of queries at a time.
 #pragma once
 
 #include <atomic>
@@ -24,30 +24,58 @@ private:
 };
 
 struct ForwardScratch : Scratch {
-    float *panels, *sums, *scores, *other, *kept, *line, *keys, *values, *rows, *masses;
-    Head head;
+    float *panels, *sums, *scores, *other, *kept, *keys, *values, *rows, *masses;
     explicit ForwardScratch(const Call& c) {
         panels = take(PANELS * c.d * PW);
         sums = take(PANELS * c.e * PW);
         scores = take(BC * PW);
         other = take(BC * PW);
         kept = take(BC * PW);
-        line = take(c.terms.empty() ? 1 : c.n + c.m + 2 * PW);
         keys = take(c.dtype == Dtype::f32 ? 1 : BC * c.d);
         values = take(c.dtype == Dtype::f32 ? 1 : BC * c.e);
         rows = take(PW * std::max(c.d, c.e));
         masses = take(c.watch ? PANELS * 2 * c.watch->bins * PW : 1);
+        for (Slot& slot : slots_) slot.line = take(c.terms.empty() ? 1 : c.n + c.m + 2 * PW);
     }
-    // Makes `head` the index-th of B·H; what its tiles share is computed once.
-    void enter(const Call& c, int64_t index) {
-        if (head.b * c.H + head.h == index) return;
-        head = Head{index / c.H, index % c.H, index % c.H / (c.H / c.G)};
-        fill_line(c, head, line);
+    // The index-th of B·H heads. What its tiles share is computed once, and kept for as many heads as a tile can have.
+    const Head& enter(const Call& c, int64_t index) {
+        Slot* oldest = slots_;
+        for (Slot& slot : slots_) {
+            if (slot.head.b >= 0 && slot.head.b * c.H + slot.head.h == index) {
+                slot.used = ++clock_;
+                return slot.head;
+            }
+            if (slot.used < oldest->used) oldest = &slot;
+        }
+        oldest->head = Head{index / c.H, index % c.H, index % c.H / (c.H / c.G)};
+        oldest->used = ++clock_;
+        fill_line(c, oldest->head, oldest->line);
+        return oldest->head;
     }
+
+private:
+    struct Slot {
+        Head head;
+        float* line = nullptr;
+        int64_t used = 0;
+    };
+    Slot slots_[PANELS];
+    int64_t clock_ = 0;
 };
 
 struct Running {
     F top[NR], total[NR], best[NR];
+};
+
+// One panel at work: its queries, its running softmax, and what it watches.
+struct Strip {
+    Head head;
+    Panel p;
+    Running run;
+    Watching watching;
+    bool thin;               // a few rows only: see blocks.h
+    float *queries, *sums;   // panels [d, PW] and [e, PW]; of a thin strip rows [lanes, d] and [lanes, e]
+    alignas(64) uint32_t hashes[PW];
 };
 
 inline void load_best(const Call& c, const Head& head, const Panel& p, F* best) {
@@ -80,30 +108,76 @@ inline void fill_all_best(const Call& c) {
     run_tasks<ForwardScratch>(
         c.B * c.H * panels, c.threads, [&] { return ForwardScratch(c); },
         [&](int64_t task, ForwardScratch& w) {
-            w.enter(c, task / panels);
-            fill_best(c, w.head, task % panels * PW, w);
+            fill_best(c, w.enter(c, task / panels), task % panels * PW, w);
         });
 }
 
-// One block of keys for one panel: scores, softmax update, values.
+// Queries of a strip, scaled; its softmax before any key. `sums` and `masses` are its room.
 template <bool watched>
-REGARD_INLINE void forward_block(const Call& c, const Head& head, const Panel& p, int64_t j, int64_t count,
-                                 const float* keys, int64_t key_stride, const float* values, int64_t value_stride,
-                                 const float* queries, const uint32_t* hashes, ForwardScratch& w, float* sums,
-                                 Running& run, Watching* watching) {
-    float* s = w.scores;
-    products(c, keys, key_stride, queries, s, count);
-    if (c.best)
-        to_hard_logits(c, head, p, j, count, s, w.other, w.kept, run.best);
+inline void start_strip(const Call& c, const Head& head, int64_t i, float* queries, float* sums, float* masses,
+                        ForwardScratch& w, Strip& strip) {
+    strip.head = head;
+    strip.queries = queries, strip.sums = sums;
+    Panel& p = strip.p;
+    place_panel(c, head.b, i, p);
+    // Hard attention compares products with those of another pass: one order of sums for all.
+    strip.thin = p.count <= PW / 4 && !c.best;
+    int64_t stride;
+    const float* rows = rows_of(c.q, c.dtype, head.b, head.h, p.i, p.count, c.d, w.rows, stride);
+    if (strip.thin)
+        for (int64_t x = 0; x < p.count; x++)
+            for (int64_t t = 0; t < c.d; t++) queries[x * c.d + t] = rows[x * stride + t] * query_factor(c);
     else
-        to_logits(c, head, p, j, count, s, w.other, nullptr);
+        to_panel(rows, stride, p.count, c.d, query_factor(c), queries);
+    std::memset(sums, 0, sizeof(float) * c.e * (strip.thin ? p.count : PW));
+    if (c.best) load_best(c, head, p, strip.run.best);
+    const float sink = c.sinks ? c.sinks[head.h] : kHidden;
+    for (int x = 0; x < NR; x++) {
+        strip.run.top[x] = all(sink == kHidden ? kLowest : sink);
+        strip.run.total[x] = all(sink == kHidden ? 0.0f : 1.0f);
+    }
+    if (c.dropout > 0)
+        for (int x = 0; x < PW; x++) strip.hashes[x] = row_hash(c.seed, head.b, head.h, p.i + x);
+    if (watched) start_watching(c, p, masses, strip.watching);
+}
+
+// Everything summed so far, times each lane's factor.
+inline void fade_sums(const Call& c, const F* fade, Strip& strip) {
+    if (strip.thin) {
+        for (int64_t x = 0; x < strip.p.count; x++)
+            for (int64_t f = 0; f < c.e; f++) strip.sums[x * c.e + f] *= fade[x / W][x % W];
+        return;
+    }
+    for (int64_t f = 0; f < c.e; f++)
+#pragma GCC unroll 4
+        for (int x = 0; x < NR; x++) {
+            float* at = strip.sums + f * PW + x * W;
+            store(at, load(at) * fade[x]);
+        }
+}
+
+// One block of keys for one strip: scores, softmax update, values.
+template <bool watched>
+REGARD_INLINE void forward_block(const Call& c, int64_t j, int64_t count, const float* keys, int64_t key_stride,
+                                 const float* values, int64_t value_stride, ForwardScratch& w, Strip& strip) {
+    float* s = w.scores;
+    Running& run = strip.run;
+    const Panel& p = strip.p;
+    if (strip.thin && c.scale != 0)
+        thin_dot(keys, key_stride, strip.queries, p.count, s, count, c.d);
+    else
+        products(c, keys, key_stride, strip.queries, s, count);
+    if (c.best)
+        to_hard_logits(c, strip.head, p, j, count, s, w.other, w.kept, run.best);
+    else
+        to_logits(c, strip.head, p, j, count, s, w.other, nullptr);
     F top[NR];
 #pragma GCC unroll 4
     for (int x = 0; x < NR; x++) top[x] = all(kHidden);
     for (int64_t y = 0; y < count; y++)
 #pragma GCC unroll 4
         for (int x = 0; x < NR; x++) top[x] = larger(load(s + y * PW + x * W), top[x]);
-    if (watched) watch_logits(head, j, count, s, c.best ? w.kept : s, top, *watching);
+    if (watched) watch_logits(strip.head, j, count, s, c.best ? w.kept : s, top, strip.watching);
     bool rose = false;
     F fade[NR];
 #pragma GCC unroll 4
@@ -112,14 +186,14 @@ REGARD_INLINE void forward_block(const Call& c, const Head& head, const Panel& p
         rose |= any(top[x] > run.top[x]);
         fade[x] = exp(run.top[x] - top[x]);
     }
-    if (watched && rose) fade_watching(*watching, run.top, top, run.total, fade);
+    if (watched && rose) fade_watching(strip.watching, run.top, top, run.total, fade);
 #pragma GCC unroll 4
     for (int x = 0; x < NR; x++) {
         run.total[x] *= fade[x];
         run.top[x] = top[x];
     }
     if (watched) {
-        watch_weights(c, j, count, s, top, run.total, *watching);
+        watch_weights(c, j, count, s, top, run.total, strip.watching);
     } else {
         F block[NR];
 #pragma GCC unroll 4
@@ -134,129 +208,180 @@ REGARD_INLINE void forward_block(const Call& c, const Head& head, const Panel& p
 #pragma GCC unroll 4
         for (int x = 0; x < NR; x++) run.total[x] += block[x];
     }
-    if (rose)
-        for (int64_t f = 0; f < c.e; f++)
-#pragma GCC unroll 4
-            for (int x = 0; x < NR; x++) {
-                float* at = sums + f * PW + x * W;
-                store(at, load(at) * fade[x]);
-            }
+    if (rose) fade_sums(c, fade, strip);
     if (c.dropout > 0) {
-        drop(c, hashes, j, count, s, w.kept);
+        drop(c, strip.hashes, j, count, s, w.kept);
         s = w.kept;
     }
-    mix(values, value_stride, s, sums, count, c.e);
+    if (strip.thin)
+        thin_mix(values, value_stride, s, p.count, strip.sums, count, c.e);
+    else
+        mix(values, value_stride, s, strip.sums, count, c.e);
 }
 
-// Divides by the totals and writes rows, highs and totals; false if a number is not finite.
-inline bool finish_panel(const Call& c, const Head& head, const Panel& p, const Running& run, const float* sums,
-                         ForwardScratch& w) {
-    alignas(64) float inverse[PW];
-    for (int x = 0; x < PW; x++) {
-        const float total = run.total[x / W][x % W], top = run.top[x / W][x % W];
-        inverse[x] = total == 0 ? 0.0f : 1 / total;
-        if (x >= p.count) continue;
-        const int64_t row = (head.b * c.H + head.h) * c.n + p.i + x;
-        c.high[row] = total == 0 ? kHidden : top;
-        c.total[row] = total;
-    }
-    F odd = F{};
-    for (int64_t f = 0; f < c.e; f++)
-#pragma GCC unroll 4
-        for (int x = 0; x < NR; x++) odd += load(sums + f * PW + x * W) * load(inverse + x * W) * 0.0f;
-    bool finite = true;
-    for (int x = 0; x < W; x++) finite &= odd[x] == 0;
-    char* out = const_cast<char*>(at(c.out, c.dtype, head.b, head.h, p.i));
-    if (c.dtype == Dtype::f32) {
-        from_panel<false>(sums, inverse, p.count, c.e, reinterpret_cast<float*>(out), c.out.i);
-        return finite;
-    }
-    from_panel<false>(sums, inverse, p.count, c.e, w.rows, c.e);
-    for (int64_t r = 0; r < p.count; r++) narrow(w.rows + r * c.e, out + r * c.out.i * 2, c.dtype, c.e);
-    return finite;
-}
-
+// Keys start … stop − 1 for all strips of a tile: they have one key head, and share its blocks while these are in cache.
 template <bool watched>
-inline bool forward_tile(const Call& c, const Head& head, int64_t i, ForwardScratch& w, float* map) {
-    Watching watching[watched ? PANELS : 1];
-    Panel panels[PANELS];
-    Running run[PANELS];
-    alignas(64) uint32_t hashes[PANELS][PW];
-    int used = 0;
-    int64_t first = c.m, last = 0;
-    for (; used < PANELS && i + used * PW < c.n; used++) {
-        Panel& p = panels[used];
-        place_panel(c, head.b, i + used * PW, p);
-        int64_t stride;
-        const float* rows = rows_of(c.q, c.dtype, head.b, head.h, p.i, p.count, c.d, w.rows, stride);
-        to_panel(rows, stride, p.count, c.d, query_factor(c), w.panels + used * c.d * PW);
-        if (c.best) load_best(c, head, p, run[used].best);
-        const float sink = c.sinks ? c.sinks[head.h] : kHidden;
-        for (int x = 0; x < NR; x++) {
-            run[used].top[x] = all(sink == kHidden ? kLowest : sink);
-            run[used].total[x] = all(sink == kHidden ? 0.0f : 1.0f);
-        }
-        if (c.dropout > 0)
-            for (int x = 0; x < PW; x++) hashes[used][x] = row_hash(c.seed, head.b, head.h, p.i + x);
-        if (watched) start_watching(c, p, w.masses + used * 2 * c.watch->bins * PW, watching[used]);
+inline void forward_keys(const Call& c, int64_t start, int64_t stop, int used, ForwardScratch& w, Strip* strips) {
+    int64_t first = stop, last = start;
+    for (int u = 0; u < used; u++) {
+        const Panel& p = strips[u].p;
         if (p.first < p.last) first = std::min(first, p.first), last = std::max(last, p.last);
     }
-    std::memset(w.sums, 0, sizeof(float) * used * c.e * PW);
+    first = std::max(first, start), last = std::min(last, stop);
+    const Head& head = strips[0].head;
     for (int64_t j = first; j < last; j += BC) {
         const int64_t count = std::min(BC, last - j);
         int64_t key_stride, value_stride;
         const float* keys = rows_of(c.k, c.dtype, head.b, head.g, j, count, c.d, w.keys, key_stride);
         const float* values = rows_of(c.v, c.dtype, head.b, head.g, j, count, c.e, w.values, value_stride);
         for (int u = 0; u < used; u++) {
-            const int64_t from = std::max(j, panels[u].first), to = std::min(j + count, panels[u].last);
-            if (from >= to) continue;
-            forward_block<watched>(c, head, panels[u], from, to - from, keys + (from - j) * key_stride, key_stride,
-                          values + (from - j) * value_stride, value_stride, w.panels + u * c.d * PW, hashes[u], w,
-                          w.sums + u * c.e * PW, run[u], watched ? &watching[u] : nullptr);
+            const Panel& p = strips[u].p;
+            const int64_t from = std::max(j, p.first), to = std::min(j + count, p.last);
+            if (from < to)
+                forward_block<watched>(c, from, to - from, keys + (from - j) * key_stride, key_stride,
+                                       values + (from - j) * value_stride, value_stride, w, strips[u]);
         }
     }
-    if (c.best)  // a row that sees a NaN is NaN
-        for (int u = 0; u < used; u++)
-            for (int x = 0; x < NR; x++)
-                run[u].total[x] = select(is_nan(run[u].best[x]), run[u].best[x], run[u].total[x]);
+}
+
+// Joins what two parts of the keys gave one strip; `b`'s keys come after `a`'s.
+template <bool watched>
+inline void join_strips(const Call& c, Strip& a, Strip& b) {
+    F top[NR], a_fade[NR], b_fade[NR];
+    for (int x = 0; x < NR; x++) {
+        top[x] = larger(a.run.top[x], b.run.top[x]);
+        a_fade[x] = exp(a.run.top[x] - top[x]);
+        b_fade[x] = exp(b.run.top[x] - top[x]);
+    }
     if (watched)
-        for (int u = 0; u < used; u++)
-            finish_watching(c, head, panels[u], run[u].top, run[u].total, watching[u], map,
-                            c.watch->bins ? i * c.watch->bins / c.n : 0);
-    bool finite = true;
-    for (int u = 0; u < used; u++) finite &= finish_panel(c, head, panels[u], run[u], w.sums + u * c.e * PW, w);
+        join_watching(c, top, a.run.top, a.run.total, a_fade, a.watching, b.run.top, b.run.total, b_fade, b.watching);
+    fade_sums(c, a_fade, a);
+    fade_sums(c, b_fade, b);
+    for (int64_t t = 0; t < c.e * (a.thin ? a.p.count : PW); t++) a.sums[t] += b.sums[t];
+    for (int x = 0; x < NR; x++) {
+        a.run.total[x] = a.run.total[x] * a_fade[x] + b.run.total[x] * b_fade[x];
+        a.run.top[x] = top[x];
+    }
+}
+
+// Divides by the totals and writes rows, highs, totals and row values; false if a number is not finite.
+template <bool watched>
+inline bool finish_strip(const Call& c, ForwardScratch& w, Strip& strip) {
+    const Panel& p = strip.p;
+    const Head& head = strip.head;
+    Running& run = strip.run;
+    if (c.best)  // a row that sees a NaN is NaN
+        for (int x = 0; x < NR; x++) run.total[x] = select(is_nan(run.best[x]), run.best[x], run.total[x]);
+    if (watched) finish_watching(c, head, p, run.top, run.total, strip.watching);
+    alignas(64) float inverse[PW];
+    F odd = F{};  // stays 0 while everything is finite
+    for (int x = 0; x < PW; x++) {
+        const float total = run.total[x / W][x % W];
+        inverse[x] = total == 0 ? 0.0f : 1 / total;
+        if (x >= p.count) continue;
+        const int64_t row = (head.b * c.H + head.h) * c.n + p.i + x;
+        c.high[row] = total == 0 ? kHidden : run.top[x / W][x % W];
+        c.total[row] = total;
+        odd[0] += total * 0.0f;
+    }
+    const int64_t numbers = c.e * (strip.thin ? p.count : PW);
+    for (int64_t t = 0; t + W <= numbers; t += W) odd += load(strip.sums + t) * 0.0f;
+    for (int64_t t = numbers / W * W; t < numbers; t++) odd[0] += strip.sums[t] * 0.0f;
+    char* out = const_cast<char*>(at(c.out, c.dtype, head.b, head.h, p.i));
+    const bool direct = c.dtype == Dtype::f32;
+    float* rows = direct ? reinterpret_cast<float*>(out) : w.rows;
+    const int64_t stride = direct ? c.out.i : c.e;
+    if (strip.thin)
+        for (int64_t x = 0; x < p.count; x++)
+            for (int64_t f = 0; f < c.e; f++) rows[x * stride + f] = strip.sums[x * c.e + f] * inverse[x];
+    else
+        from_panel<false>(strip.sums, inverse, p.count, c.e, rows, stride);
+    if (!direct)
+        for (int64_t x = 0; x < p.count; x++) narrow(rows + x * c.e, out + x * c.out.i * 2, c.dtype, c.e);
+    return sum(odd) == 0;
+}
+
+// How a call is cut into tiles: panels of all query heads that share a key head, PANELS of them at a time.
+struct Tiling {
+    int64_t per_head, per_group, tiles;
+    explicit Tiling(const Call& c)
+        : per_head((c.n + PW - 1) / PW), per_group(c.H / c.G * per_head), tiles((per_group + PANELS - 1) / PANELS) {}
+
+    // Starts the strips of a tile of a key head; returns how many there are.
+    template <bool watched>
+    int start(const Call& c, int64_t group, int64_t tile, float* sums, float* masses, ForwardScratch& w,
+              Strip* strips) const {
+        int used = 0;
+        for (; used < PANELS && tile * PANELS + used < per_group; used++) {
+            const int64_t panel = tile * PANELS + used, head = group * (c.H / c.G) + panel / per_head;
+            start_strip<watched>(c, w.enter(c, head), panel % per_head * PW, w.panels + used * c.d * PW,
+                                 sums + used * c.e * PW, watched ? masses + used * 2 * c.watch->bins * PW : nullptr, w,
+                                 strips[used]);
+        }
+        return used;
+    }
+};
+
+template <bool watched>
+inline bool forward_tiles(const Call& c) {
+    const Tiling tiling(c);
+    std::atomic<bool> finite{true};
+    run_tasks<ForwardScratch>(
+        c.B * c.G * tiling.tiles, c.threads, [&] { return ForwardScratch(c); },
+        [&](int64_t task, ForwardScratch& w) {
+            const int64_t tile = tiling.tiles - 1 - task % tiling.tiles;  // under a causal mask the long ones come first
+            Strip strips[PANELS];
+            const int used = tiling.start<watched>(c, task / tiling.tiles, tile, w.sums, w.masses, w, strips);
+            forward_keys<watched>(c, 0, c.m, used, w, strips);
+            for (int u = 0; u < used; u++)
+                if (!finish_strip<watched>(c, w, strips[u])) finite = false;
+        });
     return finite;
 }
 
-// Adds the tiles' parts of the map in order, so that the sums do not depend on which thread was faster.
-inline void sum_maps(const Call& c, const std::vector<float>& parts, int64_t tiles, int64_t rows, int64_t span) {
-    const int64_t g = c.watch->bins;
-    for (int64_t task = 0; task < c.B * c.H * tiles; task++) {
-        const int64_t h = task / tiles % c.H, first = task % tiles * rows * g / c.n;
-        double* to = c.watch->map + (h * g + first) * g;
-        const float* from = parts.data() + task * span * g;
-        for (int64_t t = 0; t < std::min(span, g - first) * g; t++) to[t] += from[t];
-    }
+// Few tiles and many keys (decoding): parts of the keys are tasks of their own, then joined in order.
+template <bool watched>
+inline bool forward_parts(const Call& c, int64_t parts) {
+    const Tiling tiling(c);
+    const int64_t tasks = c.B * c.G * tiling.tiles * parts, size = (c.m / BC + parts) / parts * BC;
+    const int64_t sums = PANELS * c.e * PW, masses = watched ? PANELS * 2 * c.watch->bins * PW : 0;
+    std::vector<Strip> strips(tasks * PANELS);
+    std::vector<float> room(tasks * (sums + masses));
+    std::atomic<bool> finite{true};
+    auto make = [&] { return ForwardScratch(c); };
+    run_tasks<ForwardScratch>(tasks, c.threads, make, [&](int64_t task, ForwardScratch& w) {
+        const int64_t whole = task / parts, part = task % parts;
+        float* mine = room.data() + task * (sums + masses);
+        Strip* at = strips.data() + task * PANELS;
+        const int used = tiling.start<watched>(c, whole / tiling.tiles, whole % tiling.tiles, mine, mine + sums, w, at);
+        if (part > 0)  // the first part has the sink
+            for (int u = 0; u < used; u++)
+                for (int x = 0; x < NR; x++) at[u].run.top[x] = all(kLowest), at[u].run.total[x] = F{};
+        forward_keys<watched>(c, part * size, std::min(c.m, (part + 1) * size), used, w, at);
+    });
+    run_tasks<ForwardScratch>(tasks / parts, c.threads, make, [&](int64_t whole, ForwardScratch& w) {
+        for (int u = 0; u < PANELS && whole % tiling.tiles * PANELS + u < tiling.per_group; u++) {
+            Strip& all_keys = strips[whole * parts * PANELS + u];
+            for (int64_t part = 1; part < parts; part++)
+                join_strips<watched>(c, all_keys, strips[(whole * parts + part) * PANELS + u]);
+            if (!finish_strip<watched>(c, w, all_keys)) finite = false;
+        }
+    });
+    return finite;
+}
+
+// Into how many parts the keys are cut: by the shape alone, never by the threads, so that these change no bit.
+inline int64_t parts_of_keys(const Call& c) {
+    constexpr int64_t enough = 8, least = 1024;  // tasks that keep a few threads busy; keys that are worth a task
+    const int64_t tasks = c.B * c.G * Tiling(c).tiles;
+    return tasks == 0 || tasks >= enough ? 1 : std::max<int64_t>(1, std::min(enough / tasks, c.m / least));
 }
 
 bool forward(const Call& c) {
     if (c.best) fill_all_best(c);
-    std::atomic<bool> finite{true};
-    const int64_t rows = PANELS * PW, tiles = (c.n + rows - 1) / rows, g = c.watch ? c.watch->bins : 0;
-    const int64_t span = g && c.n ? std::min(g, rows * g / c.n + 2) : 0;  // row bins that a tile may touch
-    std::vector<float> maps(c.B * c.H * tiles * span * g);
-    run_tasks<ForwardScratch>(
-        c.B * c.H * tiles, c.threads, [&] { return ForwardScratch(c); },
-        [&](int64_t task, ForwardScratch& w) {
-            w.enter(c, task / tiles);
-            const int64_t tile = tiles - 1 - task % tiles;  // under a causal mask the long tiles come first
-            float* map = maps.data() + (task / tiles * tiles + tile) * span * g;
-            const bool good = c.watch ? forward_tile<true>(c, w.head, tile * rows, w, map)
-                                      : forward_tile<false>(c, w.head, tile * rows, w, nullptr);
-            if (!good) finite = false;
-        });
-    if (g) sum_maps(c, maps, tiles, rows, span);
-    return finite;
+    const int64_t parts = parts_of_keys(c);
+    if (parts > 1) return c.watch ? forward_parts<true>(c, parts) : forward_parts<false>(c, parts);
+    return c.watch ? forward_tiles<true>(c) : forward_tiles<false>(c);
 }
 
 }  // namespace REGARD_ISA_NAMESPACE

@@ -64,10 +64,12 @@ REGARD_INLINE bool any(I x) {
 
 REGARD_INLINE I is_nan(F x) { return x != x; }
 
-// e^x for x <= 88: 2^n·e^f with n = round(x/ln 2) and e^f of degree 5 on [-ln 2/2, ln 2/2]; relative error 2e-7 near 0
-// and 5e-7 at the far end, where weights vanish; 0 below 2^-126, NaN stays NaN.
-REGARD_INLINE F exp(F x) {
-    x = larger(all(-88.029692f), x);  // −127·ln 2; in this order a NaN stays
+// x, but no less than −127·ln 2, where e^x is 0 already; a NaN stays.
+REGARD_INLINE F limited(F x) { return larger(all(-88.029692f), x); }
+
+// e^x for x <= 88 that is limited: 2^n·e^f with n = round(x/ln 2) and e^f of degree 5 on [-ln 2/2, ln 2/2]; relative
+// error 2e-7 near 0 and 5e-7 at the far end, where weights vanish; 0 below 2^-126, NaN stays NaN.
+REGARD_INLINE F exp_of_limited(F x) {
     const F shift = all(12582912.0f);  // 1.5 · 2^23: adding it rounds to a whole number in the low bits
     const F t = x * all(1.44269504f) + shift;
     const F f = x - (t - shift) * all(0.693147181f);
@@ -78,6 +80,14 @@ REGARD_INLINE F exp(F x) {
     p = p * f + all(1.0f);
     const I n = reinterpret_cast<I>(t) - all(int32_t{0x4B400000});
     return p * reinterpret_cast<F>((n + 127) << 23);
+}
+
+REGARD_INLINE F exp(F x) { return exp_of_limited(limited(x)); }
+
+REGARD_INLINE float sum(F x) {
+    float total = 0;
+    for (int y = 0; y < W; y++) total += x[y];
+    return total;
 }
 
 // tanh x: a rational approximation on [-7.9, 7.9], beyond which float32 rounds to ±1; error about 2 roundings.

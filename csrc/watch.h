@@ -28,16 +28,16 @@ inline void start_watching(const Call& c, const Panel& p, float* room, Watching&
     }
     w.mass = room;
     w.mass_top = room + what.bins * PW;
-    for (int64_t t = 0; t < what.bins * PW; t++) w.mass[t] = 0, w.mass_top[t] = kLowest;
+    std::fill(w.mass, w.mass_top, 0.0f);
+    std::fill(w.mass_top, w.mass_top + what.bins * PW, kLowest);
 }
 
 // The maximum rose from `before` to `now` by a factor `fade`: everything summed so far fades.
 REGARD_INLINE void fade_watching(Watching& w, const F* before, const F* now, const F* total, const F* fade) {
 #pragma GCC unroll 4
     for (int x = 0; x < NR; x++) {
-        // Where the fade is complete the difference may be as large as floats get, and must not become 0 · inf.
-        const F down = larger(all(-1000.0f), before[x] - now[x]);
-        w.heat[x] = fade[x] * (w.heat[x] + down * total[x]);
+        // Limited: where the fade is complete the difference may be as large as floats get, and 0 · inf is NaN.
+        w.heat[x] = fade[x] * (w.heat[x] + limited(before[x] - now[x]) * total[x]);
         w.distance[x] *= fade[x];
         w.offset[x] *= fade[x];
         w.sink[x] *= fade[x];
@@ -101,42 +101,114 @@ REGARD_INLINE void add_to_bin(Watching& w, int64_t bin, const F* part, const F* 
     }
 }
 
+// Turns logits of keys j + from … j + to − 1 into weights under `top`; sums them, and their distance from key j.
+template <bool twice>
+REGARD_INLINE void weigh(int64_t from, int64_t to, float* s, const F* top, F* block, F* part, F* far, Watching& w) {
+    for (int64_t y = from; y < to; y++)
+#pragma GCC unroll 4
+        for (int x = 0; x < NR; x++) {
+            const F low = limited(load(s + y * PW + x * W) - top[x]), weight = exp_of_limited(low);
+            store(s + y * PW + x * W, weight);
+            if (twice) part[x] += weight;
+            block[x] += weight;
+            w.heat[x] += weight * low;
+            far[x] += weight * all(static_cast<float>(y));
+        }
+}
+
 // Turns logits of keys j … j + count − 1 into weights under `top`, and adds them to every sum.
 REGARD_INLINE void watch_weights(const Call& c, int64_t j, int64_t count, float* s, const F* top, F* total,
                                  Watching& w) {
     const int64_t bins = c.watch->bins;
-    F block[NR];  // summed apart from the bins, in the order of an unwatched call: watching changes no bit of the output
+    // `block` is summed in the order of an unwatched call, apart from the bins: watching changes no bit of the output.
+    F block[NR], far[NR];
 #pragma GCC unroll 4
-    for (int x = 0; x < NR; x++) block[x] = F{};
-    for (int64_t y = 0; y < count;) {
-        const int64_t bin = bins ? (j + y) * bins / c.m : 0;
-        const int64_t stop = bins ? std::min(count, bin_end(c, bin) - j) : count;
-        F part[NR];
+    for (int x = 0; x < NR; x++) block[x] = far[x] = F{};
+    const int64_t first_bin = bins ? j * bins / c.m : 0;
+    if (!bins || bin_end(c, first_bin) >= j + count) {
+        weigh<false>(0, count, s, top, block, block, far, w);
+        if (bins) add_to_bin(w, first_bin, block, top);
+    } else {
+        for (int64_t y = 0, stop; y < count; y = stop) {
+            const int64_t bin = (j + y) * bins / c.m;
+            stop = std::min(count, bin_end(c, bin) - j);
+            F part[NR];
 #pragma GCC unroll 4
-        for (int x = 0; x < NR; x++) part[x] = F{};
-        for (; y < stop; y++)
+            for (int x = 0; x < NR; x++) part[x] = F{};
+            weigh<true>(y, stop, s, top, block, part, far, w);
+            add_to_bin(w, bin, part, top);
+        }
+    }
+    // Σ w·δ = Σ w·(key − j) + (j − query)·Σ w; where all keys lie on one side of all queries, |δ| is δ or −δ.
+    const bool after = static_cast<float>(j) >= w.place[NR - 1][W - 1];
+    const bool before = static_cast<float>(j + count - 1) <= w.place[0][0];
+#pragma GCC unroll 4
+    for (int x = 0; x < NR; x++) {
+        const F shift = far[x] + (all(static_cast<float>(j)) - w.place[x]) * block[x];
+        w.offset[x] += shift;
+        if (after || before) w.distance[x] += after ? shift : -shift;
+        total[x] += block[x];
+    }
+    if (!after && !before)
+        for (int64_t y = 0; y < count; y++)
 #pragma GCC unroll 4
             for (int x = 0; x < NR; x++) {
-                const F low = load(s + y * PW + x * W) - top[x], weight = exp(low);
                 const F delta = all(static_cast<float>(j + y)) - w.place[x];
-                store(s + y * PW + x * W, weight);
-                block[x] += weight;
-                part[x] += weight;
-                w.heat[x] += weight * larger(all(-1000.0f), low);  // a hidden key: 0 · −1000, not 0 · −inf
-                w.distance[x] += weight * larger(delta, -delta);
-                w.offset[x] += weight * delta;
+                w.distance[x] += load(s + y * PW + x * W) * larger(delta, -delta);
             }
-        if (bins) add_to_bin(w, bin, part, top);
-    }
-#pragma GCC unroll 4
-    for (int x = 0; x < NR; x++) total[x] += block[x];
     watch_places(c, j, count, s, w);
 }
 
-// Writes the row values of a panel and adds its rows to `map` [row bins of the tile, bins], whose first is `first_bin`.
+// Joins two parts of one panel's keys, `b`'s after `a`'s: both were summed under maxima of their own and fade to `top`.
+inline void join_watching(const Call& c, const F* top, const F* a_top, const F* a_total, const F* a_fade, Watching& a,
+                          const F* b_top, const F* b_total, const F* b_fade, Watching& b) {
+    fade_watching(a, a_top, top, a_total, a_fade);
+    fade_watching(b, b_top, top, b_total, b_fade);
+    for (int x = 0; x < NR; x++) {
+        a.heat[x] += b.heat[x], a.distance[x] += b.distance[x], a.offset[x] += b.offset[x];
+        a.sink[x] += b.sink[x], a.local[x] += b.local[x], a.visible[x] += b.visible[x];
+        const I higher = b.peak[x] > a.peak[x];
+        a.peak_at[x] = higher ? b.peak_at[x] : a.peak_at[x];
+        a.peak[x] = larger(a.peak[x], b.peak[x]);
+    }
+    for (int64_t t = 0; t < c.watch->bins * PW; t += W) {
+        const F at = larger(load(a.mass_top + t), load(b.mass_top + t));
+        store(a.mass + t, load(a.mass + t) * exp(load(a.mass_top + t) - at) +
+                              load(b.mass + t) * exp(load(b.mass_top + t) - at));
+        store(a.mass_top + t, at);
+    }
+}
+
+// Adds the panel's rows to the map, each times its `share`: 1/total, or 0 for a row that does not count. Sums are whole
+// numbers of 2^−40, so that neither their order nor the number of threads changes a bit.
+inline void add_to_map(const Call& c, const Head& head, const Panel& p, const F* top, const float* share,
+                       const Watching& w) {
+    const int64_t g = c.watch->bins;
+    alignas(64) float mass[PW];
+    int64_t rows[PW];
+    for (int64_t x = 0; x < p.count; x++) rows[x] = (p.i + x) * g / c.n;
+    for (int64_t bin = 0; bin < g; bin++) {
+        for (int x = 0; x < NR; x++) {
+            const int64_t at = bin * PW + x * W;
+            store(mass + x * W, load(w.mass + at) * exp(load(w.mass_top + at) - top[x]) * load(share + x * W));
+        }
+        for (int64_t x = 0; x < p.count;) {
+            const int64_t row = rows[x];
+            float total = 0;
+            for (; x < p.count && rows[x] == row; x++) total += mass[x];
+            if (total != 0)
+                __atomic_fetch_add(c.watch->map + (head.h * g + row) * g + bin,
+                                   static_cast<int64_t>(std::llrint(std::ldexp(static_cast<double>(total), 40))),
+                                   __ATOMIC_RELAXED);
+        }
+    }
+}
+
+// Writes the row values of a panel and adds its rows to the map.
 inline void finish_watching(const Call& c, const Head& head, const Panel& p, const F* top, const F* total,
-                            const Watching& w, float* map, int64_t first_bin) {
+                            const Watching& w) {
     const Watch& what = *c.watch;
+    alignas(64) float share[PW] = {};
     for (int64_t x = 0; x < p.count; x++) {
         const int u = static_cast<int>(x) / W, v = static_cast<int>(x) % W;
         const int64_t i = p.i + x, row = (head.b * c.H + head.h) * c.n + i;
@@ -151,11 +223,9 @@ inline void finish_watching(const Call& c, const Head& head, const Panel& p, con
         what.sink[row] = w.sink[u][v] * inverse;
         what.local[row] = w.local[u][v] * inverse;
         what.visible[row] = visible;
-        if (!what.bins || !some || (what.real && !what.real[head.b * what.real_b + i])) continue;
-        float* to = map + (i * what.bins / c.n - first_bin) * what.bins;
-        for (int64_t bin = 0; bin < what.bins; bin++)
-            if (const float mass = w.mass[bin * PW + x]) to[bin] += mass * std::exp(w.mass_top[bin * PW + x] - top[u][v]) * inverse;
+        if (some && (!what.real || what.real[head.b * what.real_b + i])) share[x] = inverse;
     }
+    if (what.bins) add_to_map(c, head, p, top, share, w);
 }
 
 }  // namespace REGARD_ISA_NAMESPACE

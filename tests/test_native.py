@@ -161,18 +161,53 @@ def test_threads_do_not_change_a_bit(isa: str, dtype: torch.dtype) -> None:
     bias, table = torch.randn(1, 1, 190, 205), regard.RelativeTable(6, 5)
     results = []
     before = torch.get_num_threads()
+    few = [torch.randn(1, 2, 5, 24).to(dtype), *(torch.randn(1, 1, 3000, 24).to(dtype) for _ in range(2))]
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
+        thin = [x.clone().requires_grad_() for x in few]
+        decoded, watched = regard.attention(*thin, observe=Observe(map=8), backend="native")
         fresh = [x.clone().requires_grad_() for x in (*leaves, bias)]
         out, seen = regard.attention(
             *fresh[:3], bias=fresh[3], mask=Causal() & Window(99), observe=Observe(map=16), backend="native"
         )
         other = regard.attention(*fresh[:3], bias=table, backend="native")
         grads = torch.autograd.grad(out.float().sum() + (other * other).float().sum(), [*fresh, table.weight])
-        results.append([out, other, seen.map, seen.entropy, *grads])
+        grads += torch.autograd.grad(decoded.float().sum(), thin)
+        results.append([out, other, seen.map, seen.entropy, decoded, watched.map, watched.entropy, *grads])
     torch.set_num_threads(before)
     for one, two, three in zip(*results, strict=True):
         assert torch.equal(one, two) and torch.equal(one, three)
+
+
+LONG = {
+    "plain": {},
+    "grouped": {"heads": "grouped"},
+    "alibi sinks": {"bias": "alibi", "sinks": "sinks", "heads": "shared"},
+    "window": {"mask": "window"},
+    "padding": {"mask": "padding", "batch": "two", "bias": "row"},
+    "dropout": {"dropout": "some", "softcap": "cap"},
+    "hard": {"scale": "hard", "values": "ties"},
+    "shaw": {"bias": "keys", "heads": "grouped"},
+}
+
+
+@pytest.mark.parametrize("n", [1, 3, 17])
+@pytest.mark.parametrize("name", LONG)
+def test_few_queries_and_many_keys(full_tiles, isa: str, name: str, n: int) -> None:
+    """Keys are cut into parts that are joined; gradients of few heads too. Output, gradients and observables."""
+    choice = {option: choices[0] for option, choices in CHOICES.items()} | {"heads": "one"} | LONG[name]
+    case = build(choice, n, 4200, 20, 36, 3)
+    check(case)
+    options = case.options | {"dropout": 0.0}
+    q, k, v = (x.float() for x in (case.q, case.k, case.v))
+    observe = Observe(map=7, sink=3, local=2)
+    out, ours = regard.attention(q, k, v, observe=observe, backend="native", **options)
+    assert torch.equal(out, regard.attention(q, k, v, backend="native", **options))
+    _, theirs = regard.attention(q, k, v, observe=observe, backend="reference", **options)
+    for field in ("lse", "entropy", "peak", "offset", "distance", "sink", "local", "map"):
+        a, b = getattr(ours, field), getattr(theirs, field)
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-4), field
+    assert torch.equal(ours.visible, theirs.visible) and torch.equal(ours.peak_at, theirs.peak_at)
 
 
 def test_hidden_nan_stays_hidden_and_visible_nan_does_not(isa: str) -> None:

@@ -165,6 +165,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Te
     return out, high, total
 
 
+_MAP_UNIT = 2.0**-40  # the kernel sums maps in whole numbers of this
 _ROWS = ("entropy", "peak", "offset", "distance", "sink", "local", "peak_at", "visible")
 
 
@@ -181,7 +182,7 @@ def observed(
     (B, H, n, _), m, g = q.shape, k.shape[2], observe.map
     out, high, total = _room(q, v)
     values = {x: high.new_empty(B, H, n, dtype=torch.int64 if i > 5 else torch.float32) for i, x in enumerate(_ROWS)}
-    pooled = high.new_zeros(H, g, g)
+    pooled = torch.zeros(H, g, g, dtype=torch.int64)
     call = _Call(q, k, v, out, high, total, scores)
     counts = None if real is None else call.keep(real.contiguous())
     addresses = [x.data_ptr() for x in (*values.values(), pooled)] + [0 if counts is None else counts.data_ptr()]
@@ -195,7 +196,7 @@ def observed(
     if g:
         bins = torch.arange(n) * g // max(1, n)
         values["map_rows"] = torch.zeros(H, g, dtype=torch.int64).index_add_(1, bins, values["counted"].sum(0))
-        values["map"] = (pooled / values["map_rows"].clamp(min=1).unsqueeze(-1)).float()
+        values["map"] = (pooled.double() * _MAP_UNIT / values["map_rows"].clamp(min=1).unsqueeze(-1)).float()
     if observe.key_mass or observe.top or observe.profile is not None:
         values |= measure.measure(q, k, high, total, scores, replace(observe, map=0), real, rows=False)
     return out, high, total, values
