@@ -1,8 +1,10 @@
 // The Python module regard._native. This is the only file that knows nanobind.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -20,6 +22,14 @@ namespace {
 template <class T>
 T* pointer(uintptr_t address) {
     return reinterpret_cast<T*>(address);
+}
+
+using Four = std::array<int64_t, 4>;
+
+// A dimension of size 1 broadcasts: its stride is 0.
+Tensor tensor(uintptr_t data, const Four& sizes, const Four& strides) {
+    const auto step = [&](int t) { return sizes[t] == 1 ? 0 : strides[t]; };
+    return {pointer<void>(data), step(0), step(1), step(2), step(3)};
 }
 
 // A term is on a line if keys stand at 0, 1, 2 … and queries at offset, offset + 1 …
@@ -59,25 +69,22 @@ NB_MODULE(_native, m) {
     // Tensors are given as an address and strides in elements. The caller keeps them alive and has checked them.
     nb::class_<Call>(m, "Call")
         .def("__init__",
-             [](Call* c, int64_t B, int64_t H, int64_t G, int64_t n, int64_t m_, int64_t d, int64_t e, int dtype,
-                double scale, double softcap, double dropout, int64_t seed, int threads) {
+             [](Call* c, int dtype, double scale, double softcap, double dropout, int64_t seed, int threads,
+                uintptr_t q, const Four& q_sizes, const Four& q_strides, uintptr_t k, const Four& k_sizes,
+                const Four& k_strides, uintptr_t v, const Four& v_sizes, const Four& v_strides, uintptr_t out,
+                const Four& out_strides, uintptr_t high, uintptr_t total) {
                  new (c) Call();
-                 c->B = B, c->H = H, c->G = G, c->n = n, c->m = m_, c->d = d, c->e = e;
+                 c->B = q_sizes[0], c->H = q_sizes[1], c->G = k_sizes[1];
+                 c->n = q_sizes[2], c->m = k_sizes[2], c->d = q_sizes[3], c->e = v_sizes[3];
                  c->dtype = static_cast<Dtype>(dtype);
                  c->scale = scale, c->softcap = softcap, c->dropout = dropout, c->seed = seed, c->threads = threads;
+                 c->q = tensor(q, q_sizes, q_strides), c->k = tensor(k, k_sizes, k_strides);
+                 c->v = tensor(v, v_sizes, v_strides);
+                 c->out = tensor(out, {c->B, c->H, c->n, c->e}, out_strides);
+                 c->high = pointer<double>(high), c->total = pointer<double>(total);
              })
-        .def("tensor",
-             [](Call& c, const std::string& which, uintptr_t data, int64_t b, int64_t h, int64_t i, int64_t j) {
-                 const Tensor x{pointer<void>(data), b, h, i, j};
-                 if (which == "q") c.q = x;
-                 else if (which == "k") c.k = x;
-                 else if (which == "v") c.v = x;
-                 else if (which == "out") c.out = x;
-                 else if (which == "mask") c.mask = x;
-                 else if (which == "bias") c.bias = x;
-                 else throw std::invalid_argument("no tensor is called " + which);
-             })
-        .def("sums", [](Call& c, uintptr_t high, uintptr_t total) { c.high = pointer<double>(high), c.total = pointer<double>(total); })
+        .def("mask", [](Call& c, uintptr_t data, const Four& s, const Four& by) { c.mask = tensor(data, s, by); })
+        .def("bias", [](Call& c, uintptr_t data, const Four& s, const Four& by) { c.bias = tensor(data, s, by); })
         .def("best", [](Call& c, uintptr_t data) { c.best = pointer<float>(data); })
         .def("sinks", [](Call& c, uintptr_t data) { c.sinks = pointer<float>(data); })
         .def("lo", [](Call& c, uintptr_t data, int64_t b) { c.lo = pointer<int64_t>(data), c.lo_b = b; })

@@ -11,6 +11,7 @@ from dataclasses import fields
 import pytest
 import torch
 from cases import CHOICES, build
+from test_operator import gradients, with_gradients
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -45,6 +46,7 @@ def test_opcheck(name: str) -> None:
     ops_attention = lambda *args: seen.append(args) or real(*args)  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ops, "attention_op", ops_attention)
+        patch.setattr(ops, "_unwatched", lambda *_: False)
         regard.attention(case.q.requires_grad_(), case.k, case.v, **case.options)
     (args,) = seen
     args = tuple(_leaf(x) for x in args)
@@ -250,14 +252,29 @@ def test_a_backend_that_cannot_honour_the_call_says_so() -> None:
 
 
 def test_the_shortcut_past_the_dispatcher_is_not_taken_where_somebody_watches() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     q = torch.randn(1, 2, 3, 4)
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert regard.attention(q, q, q).shape == q.shape
     graph = torch.fx.experimental.proxy_tensor.make_fx(lambda x: regard.attention(x, x, x))(q)
     assert "regard.attention" in graph.code
     assert torch.allclose(graph(q), regard.attention(q, q, q))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_shortcut_and_the_operator_agree_bit_for_bit(name: str) -> None:
+    def call() -> list[torch.Tensor]:
+        case = case_of(name)
+        options, learned = with_gradients(case)
+        leaves = [x.requires_grad_() for x in (case.q, case.k, case.v)]
+        torch.manual_seed(0)
+        out = regard.attention(*leaves, **options)
+        return [out, *gradients(out, leaves + learned)]
+
+    short = call()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "_unwatched", lambda *_: False)
+        for a, b in zip(short, call(), strict=True):
+            assert torch.equal(a, b)
 
 
 def test_several_threads_and_a_forked_child_agree() -> None:

@@ -130,14 +130,16 @@ def attention(
         raise RuntimeError("regard.attention has no forward-mode derivative (jvp, dual tensors); use reverse mode")
     shape = attention_shape(q, k, v)
     chosen = choose(backend, q)
-    scores = _lower_numbers(shape, scale, softcap, sinks, dropout, q.device)
+    beta, cap, drop = _numbers(shape, scale, softcap, sinks, dropout)
     q4, k4, v4 = (flatten_batch(x, shape.batch) for x in (q, k, v))
     lo, hi, see = _lower_mask(mask, shape, q.device)
     added, terms = _lower_bias(bias, q4, shape)
-    scores = replace(scores, lo=lo, hi=hi, mask=see, bias=added, terms=terms)
+    seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device=q.device) if drop > 0 else None
+    sinks = None if sinks is None else sinks.to(q.device)
+    scores = Scores(beta, cap, lo, hi, see, added, terms, sinks, drop, seed)
     if observe is None:
         out = ops.run(q4, k4, v4, scores, chosen)
-        return out.reshape(*shape.batch, shape.heads, shape.n, shape.e)
+        return out if len(shape.batch) == 1 else out.reshape(*shape.batch, shape.heads, shape.n, shape.e)
     if not isinstance(observe, Observe):
         raise TypeError(f"observe must be a regard.Observe, got {type(observe).__name__}")
     real = _real_queries(observe, mask, shape, q.device)
@@ -213,14 +215,10 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _lower_numbers(
-    shape: Shape,
-    scale: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    dropout: float,
-    device: torch.device,
-) -> Scores:
+def _numbers(
+    shape: Shape, scale: float | None, softcap: float | None, sinks: Tensor | None, dropout: float
+) -> tuple[float, float, float]:
+    """Scale, softcap (0 for none) and dropout, checked against each other and the sinks."""
     beta = 1 / math.sqrt(shape.d) if scale is None else number("scale", scale, least=0)
     cap = 0.0
     if softcap is not None:
@@ -238,8 +236,7 @@ def _lower_numbers(
     if scale is not None and beta == math.inf and (softcap is not None or sinks is not None):
         what = "softcap" if softcap is not None else "sinks"
         raise ValueError(f"scale=inf (hard attention) has no meaning with {what}; leave {what} out")
-    seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device=device) if drop > 0 else None
-    return Scores(beta, cap, sinks=None if sinks is None else sinks.to(device), dropout=drop, seed=seed)
+    return beta, cap, drop
 
 
 def _lower_mask(

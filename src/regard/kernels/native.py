@@ -89,21 +89,29 @@ class _Call:
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, high: Tensor, total: Tensor, scores: Scores
     ) -> None:
         assert _module is not None
-        (B, H, n, d), (G, m, e) = q.shape, (k.shape[1], k.shape[2], v.shape[3])
-        seed = 0 if scores.seed is None else int(scores.seed)
-        dtype, threads = DTYPES[q.dtype], torch.get_num_threads()
-        numbers = (scores.scale, scores.softcap, scores.dropout, seed, threads)
-        self.raw = _module.Call(B, H, G, n, m, d, e, dtype, *numbers)
-        self.alive: list[Tensor] = []
-        for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
-            self.tensor(name, _rows(x))
-        self.raw.sums(self.keep(high).data_ptr(), self.keep(total).data_ptr())
+        q, k, v = _rows(q), _rows(k), _rows(v)
+        self.alive = [q, k, v, out, high, total]
+        self.raw = _module.Call(
+            DTYPES[q.dtype],
+            scores.scale,
+            scores.softcap,
+            scores.dropout,
+            0 if scores.seed is None else int(scores.seed),
+            torch.get_num_threads(),
+            *_parts(q),
+            *_parts(k),
+            *_parts(v),
+            out.data_ptr(),
+            out.stride(),
+            high.data_ptr(),
+            total.data_ptr(),
+        )
         if scores.scale == math.inf:
             self.raw.best(self.keep(torch.empty_like(high, dtype=torch.float32)).data_ptr())
         if scores.mask is not None:
-            self.tensor("mask", scores.mask)
+            self.raw.mask(*_parts(self.keep(scores.mask)))
         if scores.bias is not None:
-            self.tensor("bias", scores.bias.float())
+            self.raw.bias(*_parts(self.keep(scores.bias.float())))
         if scores.sinks is not None:
             self.raw.sinks(self.keep(scores.sinks.float().contiguous()).data_ptr())
         for name, bound in (("lo", scores.lo), ("hi", scores.hi)):
@@ -121,13 +129,14 @@ class _Call:
         self.alive.append(x)
         return x
 
-    def tensor(self, name: str, x: Tensor) -> None:
-        self.raw.tensor(name, self.keep(x).data_ptr(), *_strides(x))
-
 
 def _rows(x: Tensor) -> Tensor:
     """``x`` with contiguous rows: itself wherever that is so already."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _parts(x: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    return x.data_ptr(), x.shape, x.stride()
 
 
 def _strides(x: Tensor) -> list[int]:

@@ -84,23 +84,27 @@ def measured_names(observe: Observe) -> tuple[str, ...]:
 def run(q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: str) -> Tensor:
     """out: through the operator, or straight from the kernel where nobody would notice.
 
-    The dispatcher costs more than a small call: without gradients, tracing, modes and transforms it has nothing to do.
+    The dispatcher costs more than a small call: without tracing, modes and transforms it has nothing to do.
     """
-    learned = (scores.bias, scores.sinks, *(t.table for t in scores.terms))
-    if _unwatched(q, k, v, *learned):
+    tables = [t.table for t in scores.terms]
+    if not _unwatched(q, k, v, scores.bias, scores.sinks, *tables):
+        return attention_op(q, k, v, *options(scores, backend))[0]
+    if not (torch.is_grad_enabled() and _learns(q, k, v, scores.bias, scores.sinks, *tables)):
         with full_precision(q):
             return _KERNELS[backend].forward(q, k, v, scores)[0]
-    return attention_op(q, k, v, *options(scores, backend))[0]
+    if _learns(*tables):  # a list of tensors has gradients in the operator only
+        return attention_op(q, k, v, *options(scores, backend))[0]
+    return _Eager.apply(q, k, v, *options(scores, backend))
+
+
+def _learns(*tensors: Tensor | None) -> bool:
+    return any(x is not None and x.requires_grad for x in tensors)
 
 
 def _unwatched(*tensors: Tensor | None) -> bool:
     if tracing() or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    graph = torch.is_grad_enabled()
-    return all(
-        x is None or (type(x) in (Tensor, torch.nn.Parameter) and not (graph and x.requires_grad) and not x.is_meta)
-        for x in tensors
-    )
+    return all(x is None or (type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta) for x in tensors)
 
 
 # --- bodies ----------------------------------------------------------------------------------------------------------
@@ -194,13 +198,29 @@ def _gradients(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     if grad is not None:
         lowered = (lo, hi, mask, bias, tables, query_at, key_at, ctx.first, sinks, seed, *ctx.numbers)
         at = _INPUTS.index
-        biases = bool(ctx.needs_input_grad[at("bias")] or any(ctx.needs_input_grad[at("tables")]))
-        found = iter(backward_op(grad, q, k, v, out, high, total, *lowered, biases))
+        tables_need = ctx.needs_input_grad[at("tables")]  # a list in the operator, False in _Eager
+        biases = bool(ctx.needs_input_grad[at("bias")] or (any(tables_need) if tables_need else False))
+        call = backward_op if torch.is_grad_enabled() or not _unwatched(grad) else _backward
+        found = iter(call(grad, q, k, v, out, high, total, *lowered, biases))
         result[:3] = next(found), next(found), next(found)
         result[at("sinks")] = None if sinks is None else next(found)
         result[at("bias")] = next(found) if biases and bias is not None else None
         result[at("tables")] = [next(found) if biases else None for _ in range(terms)]
     return tuple(result)
+
+
+class _Eager(torch.autograd.Function):
+    """``regard::attention`` without the dispatcher: the same body, the same gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = _attention(*inputs)
+        _setup(ctx, inputs, output)
+        return output[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return tuple(None if isinstance(x, list) else x for x in _gradients(ctx, *grads))
 
 
 def _no_double_backward(ctx: Any, *grads: Any) -> Any:

@@ -46,7 +46,8 @@ def result_dtype(dtype: torch.dtype) -> torch.dtype:
 def full_precision(q: Tensor) -> AbstractContextManager[object]:
     """No autocast inside: tiles are computed in the working dtype, whatever surrounds the call."""
     kind = q.device.type
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if on else nullcontext()
 
 
 @dataclass(frozen=True)
