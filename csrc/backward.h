@@ -101,11 +101,11 @@ REGARD_INLINE void backward_block(const Call& c, const Gradients& g, const Head&
                                   const float* values, int64_t value_stride, float* dk, float* dv,
                                   BackwardScratch& w) {
     float *s = w.scores, *pulled = w.pulled;
-    products(c, keys, key_stride, w.panels, s, count);
+    products(c, keys, key_stride, w.panels, 0, s, count, w.odd);
     if (c.best)
-        to_hard_logits(c, head, b.p, j, count, s, w.other, w.kept, b.best);
+        to_hard_logits(c, head, b.p, j, count, s, w.other, w.kept, b.best, w.odd);
     else
-        to_logits(c, head, b.p, j, count, s, w.other, c.softcap > 0 ? w.slope : nullptr);
+        to_logits(c, head, b.p, j, count, s, w.other, c.softcap > 0 ? w.slope : nullptr, w.odd);
     dot(values, value_stride, w.grads, pulled, count, c.e);
     for (int64_t y = 0; y < count; y++)
 #pragma GCC unroll 4
@@ -215,6 +215,7 @@ bool backward(const Call& c, const Gradients& g) {
         const int64_t head = task / parts, part = task % parts;
         float* dq = part == 0 ? g.q : others.data() + (part - 1) * dq_size;
         backward_group(c, g, head / c.G, head % c.G, part * size, std::min(c.m, (part + 1) * size), dq, w);
+        if (!w.finite()) finite = false;
     });
     run_tasks<int>(heads, c.threads, [] { return 0; }, [&](int64_t head, int) {
         float* dq = g.q + head * mine;

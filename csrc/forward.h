@@ -25,6 +25,8 @@ private:
 
 struct ForwardScratch : Scratch {
     float *panels, *sums, *scores, *other, *kept, *keys, *values, *rows, *masses;
+    F odd = F{};  // 0 while every number on the way is finite, then NaN
+    bool finite() const { return sum(odd) == 0; }
     explicit ForwardScratch(const Call& c) {
         panels = take(PANELS * c.d * PW);
         sums = take(PANELS * c.e * PW);
@@ -97,8 +99,8 @@ inline void fill_best(const Call& c, const Head& head, int64_t i, ForwardScratch
     for (int64_t j = p.first; j < p.last; j += BC) {
         const int64_t count = std::min(BC, p.last - j);
         const float* keys = rows_of(c.k, c.dtype, head.b, head.g, j, count, c.d, w.keys, stride);
-        dot(keys, stride, w.panels, w.scores, count, c.d);
-        raise_best(c, head, p, j, count, w.scores, w.other, w.kept, best);
+        products(c, keys, stride, w.panels, 0, w.scores, count, w.odd);
+        raise_best(c, head, p, j, count, w.scores, w.other, w.kept, best, w.odd);
     }
     for (int64_t x = 0; x < p.count; x++) c.best[(head.b * c.H + head.h) * c.n + i + x] = best[x / W][x % W];
 }
@@ -163,14 +165,11 @@ REGARD_INLINE void forward_block(const Call& c, int64_t j, int64_t count, const 
     float* s = w.scores;
     Running& run = strip.run;
     const Panel& p = strip.p;
-    if (strip.thin && c.scale != 0)
-        thin_dot(keys, key_stride, strip.queries, p.count, s, count, c.d);
-    else
-        products(c, keys, key_stride, strip.queries, s, count);
+    products(c, keys, key_stride, strip.queries, strip.thin ? p.count : 0, s, count, w.odd);
     if (c.best)
-        to_hard_logits(c, strip.head, p, j, count, s, w.other, w.kept, run.best);
+        to_hard_logits(c, strip.head, p, j, count, s, w.other, w.kept, run.best, w.odd);
     else
-        to_logits(c, strip.head, p, j, count, s, w.other, nullptr);
+        to_logits(c, strip.head, p, j, count, s, w.other, nullptr, w.odd);
     F top[NR];
 #pragma GCC unroll 4
     for (int x = 0; x < NR; x++) top[x] = all(kHidden);
@@ -264,9 +263,9 @@ inline void join_strips(const Call& c, Strip& a, Strip& b) {
     }
 }
 
-// Divides by the totals and writes rows, highs, totals and row values; false if a number is not finite.
+// Divides by the totals and writes rows, highs, totals and row values.
 template <bool watched>
-inline bool finish_strip(const Call& c, ForwardScratch& w, Strip& strip) {
+inline void finish_strip(const Call& c, ForwardScratch& w, Strip& strip) {
     const Panel& p = strip.p;
     const Head& head = strip.head;
     Running& run = strip.run;
@@ -274,7 +273,6 @@ inline bool finish_strip(const Call& c, ForwardScratch& w, Strip& strip) {
         for (int x = 0; x < NR; x++) run.total[x] = select(is_nan(run.best[x]), run.best[x], run.total[x]);
     if (watched) finish_watching(c, head, p, run.top, run.total, strip.watching);
     alignas(64) float inverse[PW];
-    F odd = F{};  // stays 0 while everything is finite
     for (int x = 0; x < PW; x++) {
         const float total = run.total[x / W][x % W];
         inverse[x] = total == 0 ? 0.0f : 1 / total;
@@ -282,11 +280,11 @@ inline bool finish_strip(const Call& c, ForwardScratch& w, Strip& strip) {
         const int64_t row = (head.b * c.H + head.h) * c.n + p.i + x;
         c.high[row] = total == 0 ? kHidden : run.top[x / W][x % W];
         c.total[row] = total;
-        odd[0] += total * 0.0f;
+        w.odd[0] += total * 0.0f;
     }
     const int64_t numbers = c.e * (strip.thin ? p.count : PW);
-    for (int64_t t = 0; t + W <= numbers; t += W) odd += load(strip.sums + t) * 0.0f;
-    for (int64_t t = numbers / W * W; t < numbers; t++) odd[0] += strip.sums[t] * 0.0f;
+    for (int64_t t = 0; t + W <= numbers; t += W) w.odd += load(strip.sums + t) * 0.0f;
+    for (int64_t t = numbers / W * W; t < numbers; t++) w.odd[0] += strip.sums[t] * 0.0f;
     char* out = const_cast<char*>(at(c.out, c.dtype, head.b, head.h, p.i));
     const bool direct = c.dtype == Dtype::f32;
     float* rows = direct ? reinterpret_cast<float*>(out) : w.rows;
@@ -298,7 +296,6 @@ inline bool finish_strip(const Call& c, ForwardScratch& w, Strip& strip) {
         from_panel<false>(strip.sums, inverse, p.count, c.e, rows, stride);
     if (!direct)
         for (int64_t x = 0; x < p.count; x++) narrow(rows + x * c.e, out + x * c.out.i * 2, c.dtype, c.e);
-    return sum(odd) == 0;
 }
 
 // How a call is cut into tiles: panels of all query heads that share a key head, PANELS of them at a time.
@@ -333,8 +330,8 @@ inline bool forward_tiles(const Call& c) {
             Strip strips[PANELS];
             const int used = tiling.start<watched>(c, task / tiling.tiles, tile, w.sums, w.masses, w, strips);
             forward_keys<watched>(c, 0, c.m, used, w, strips);
-            for (int u = 0; u < used; u++)
-                if (!finish_strip<watched>(c, w, strips[u])) finite = false;
+            for (int u = 0; u < used; u++) finish_strip<watched>(c, w, strips[u]);
+            if (!w.finite()) finite = false;
         });
     return finite;
 }
@@ -358,14 +355,16 @@ inline bool forward_parts(const Call& c, int64_t parts) {
             for (int u = 0; u < used; u++)
                 for (int x = 0; x < NR; x++) at[u].run.top[x] = all(kLowest), at[u].run.total[x] = F{};
         forward_keys<watched>(c, part * size, std::min(c.m, (part + 1) * size), used, w, at);
+        if (!w.finite()) finite = false;
     });
     run_tasks<ForwardScratch>(tasks / parts, c.threads, make, [&](int64_t whole, ForwardScratch& w) {
         for (int u = 0; u < PANELS && whole % tiling.tiles * PANELS + u < tiling.per_group; u++) {
             Strip& all_keys = strips[whole * parts * PANELS + u];
             for (int64_t part = 1; part < parts; part++)
                 join_strips<watched>(c, all_keys, strips[(whole * parts + part) * PANELS + u]);
-            if (!finish_strip<watched>(c, w, all_keys)) finite = false;
+            finish_strip<watched>(c, w, all_keys);
         }
+        if (!w.finite()) finite = false;
     });
     return finite;
 }

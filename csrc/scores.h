@@ -93,19 +93,33 @@ inline void fill_other(const Call& c, const Head& head, const Panel& p, int64_t 
 // What queries are multiplied by when a panel is packed. Hard attention compares the products themselves.
 REGARD_INLINE float query_factor(const Call& c) { return c.best ? 1.0f : static_cast<float>(c.scale); }
 
-// Products of `count` keys with a panel of queries; at scale 0 they are 0 and not looked at, not even a NaN in them.
-REGARD_INLINE void products(const Call& c, const float* keys, int64_t stride, const float* queries, float* s,
-                            int64_t count) {
-    if (c.scale == 0)
+// Products of `count` keys with a panel of queries, or with `lanes` rows of a thin strip (0: a panel). At scale 0 they
+// are 0 and not looked at, not even a NaN in them. `odd` becomes NaN if one is not finite: −inf would pass for hidden.
+REGARD_INLINE void products(const Call& c, const float* keys, int64_t stride, const float* queries, int64_t lanes,
+                            float* s, int64_t count, F& odd) {
+    if (c.scale == 0) {
         std::memset(s, 0, sizeof(float) * count * PW);
+        return;
+    }
+    if (lanes)
+        thin_dot(keys, stride, queries, lanes, s, count, c.d);
     else
         dot(keys, stride, queries, s, count, c.d);
+    for (int64_t y = 0; y < count * NR; y++) odd += load(s + y * W) * 0.0f;
+}
+
+// s + bias: a bias of −inf hides whatever s is; `odd` becomes NaN if the sum of two finite numbers is not.
+REGARD_INLINE F biased(F s, F bias, F& odd) {
+    const I hides = bias == all(kHidden);
+    const F sum = select(hides, all(kHidden), s + bias);
+    odd += select(hides, F{}, sum * 0.0f);
+    return sum;
 }
 
 // Turns products of keys j … j + count − 1 into logits. `other` is scratch. `slope`, if given, receives ∂logit/∂product
 // of the softcap. The products arrive scaled.
 REGARD_INLINE void to_logits(const Call& c, const Head& head, const Panel& p, int64_t j, int64_t count, float* s,
-                             float* other, float* slope) {
+                             float* other, float* slope, F& odd) {
     if (c.softcap > 0) {
         const F cap = all(static_cast<float>(c.softcap)), down = all(static_cast<float>(1 / c.softcap));
         for (int64_t y = 0; y < count * NR; y++) {
@@ -119,14 +133,11 @@ REGARD_INLINE void to_logits(const Call& c, const Head& head, const Panel& p, in
 #pragma GCC unroll 4
             for (int x = 0; x < NR; x++) {
                 float* at = s + y * PW + x * W;
-                store(at, load(at) + load(head.line + (p.i + x * W) - (j + y) + c.m));
+                store(at, biased(load(at), load(head.line + (p.i + x * W) - (j + y) + c.m), odd));
             }
     if (head.has_other) {
         fill_other(c, head, p, j, count, other);
-        for (int64_t y = 0; y < count * NR; y++) {
-            const F bias = load(other + y * W), hidden = all(kHidden);
-            store(s + y * W, select(bias == hidden, hidden, load(s + y * W) + bias));
-        }
+        for (int64_t y = 0; y < count * NR; y++) store(s + y * W, biased(load(s + y * W), load(other + y * W), odd));
     }
     if (j < p.all_from || j + count > p.all_to)
         for (int64_t y = 0; y < count; y++)
@@ -141,9 +152,9 @@ REGARD_INLINE void to_logits(const Call& c, const Head& head, const Panel& p, in
 
 // Hard attention: of products and the rows' best, keeps the logits (biases) of the keys that tie; all others lose.
 REGARD_INLINE void to_hard_logits(const Call& c, const Head& head, const Panel& p, int64_t j, int64_t count, float* s,
-                                  float* other, float* logits, const F* best) {
+                                  float* other, float* logits, const F* best, F& odd) {
     std::memset(logits, 0, sizeof(float) * count * PW);
-    to_logits(c, head, p, j, count, logits, other, nullptr);
+    to_logits(c, head, p, j, count, logits, other, nullptr, odd);
     for (int64_t y = 0; y < count; y++)
 #pragma GCC unroll 4
         for (int x = 0; x < NR; x++) {
@@ -154,9 +165,9 @@ REGARD_INLINE void to_hard_logits(const Call& c, const Head& head, const Panel& 
 
 // Raises `best` to the largest visible product of a block; a visible NaN makes it NaN, and it stays so.
 REGARD_INLINE void raise_best(const Call& c, const Head& head, const Panel& p, int64_t j, int64_t count,
-                              const float* s, float* other, float* logits, F* best) {
+                              const float* s, float* other, float* logits, F* best, F& odd) {
     std::memset(logits, 0, sizeof(float) * count * PW);
-    to_logits(c, head, p, j, count, logits, other, nullptr);
+    to_logits(c, head, p, j, count, logits, other, nullptr, odd);
     for (int64_t y = 0; y < count; y++)
 #pragma GCC unroll 4
         for (int x = 0; x < NR; x++) {

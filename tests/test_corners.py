@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
-from regard import Causal, Dense, Observe, Padding, Window
+from regard import Causal, Dense, Observe, Padding, Prefix, Segments, Window
 
 D = torch.float64
 
@@ -241,14 +241,61 @@ def test_what_overflows_float32_on_the_way_is_right_all_the_same(backend: str) -
     k = torch.tensor([1e25, 2e25, -1e25]).view(1, 1, 3, 1).expand(1, 1, 3, 4)
     out = regard.attention(q, k, torch.eye(3).view(1, 1, 3, 3), backend=backend)
     assert torch.equal(out, torch.tensor([0.0, 1.0, 0.0]).expand(1, 1, 2, 3))
-    small = torch.randn(1, 1, 3, 4)
-    for option in ({"softcap": 1e39}, {"scale": 1e39}):
-        assert regard.attention(small, small, small, backend=backend, **option).isfinite().all()
+
+
+LOWEST = torch.finfo(torch.float32).min
+HUGE = {
+    "to −inf": ([1e20], [[-1e20], [-2e20], [-1e20]], {}, [0.5, 0, 0.5]),
+    "to −inf and back": ([1e20, 1e20], [[-1e20, 1e20], [0, 0], [0, 0]], {}, [1 / 3] * 3),
+    "hard": ([1e20], [[1e20], [2e20], [1e20]], {"scale": math.inf}, [0, 1, 0]),
+    "hard, to −inf": ([1e20], [[-1e20], [-2e20], [-1e20]], {"scale": math.inf}, [0.5, 0, 0.5]),
+    "scale": ([1.0], [[-1.0], [-2.0], [-3.0]], {"scale": 1e39}, [1, 0, 0]),
+    "softcap": ([1.0], [[2.0], [2.0], [2.0]], {"softcap": 1e39}, [1 / 3] * 3),
+    "bias": ([1.0], [[1.0], [1.0], [1.0]], {"bias": torch.full((1, 3), -1e39, dtype=D)}, [1 / 3] * 3),
+    "bias and score": ([1e17], [[-2e17]] * 3, {"bias": torch.full((1, 3), LOWEST)}, [1 / 3] * 3),
+}
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", HUGE)
+def test_no_overflow_passes_for_a_hidden_key(name: str, dtype: torch.dtype, masked: bool, backend: str) -> None:
+    q, k, options, weights = HUGE[name]
+    q, k = torch.tensor(q).view(1, 1, 1, -1).to(dtype), torch.tensor(k).unsqueeze(0).unsqueeze(0).to(dtype)
+    v = torch.eye(3, dtype=dtype).view(1, 1, 3, 3).requires_grad_()
+    options = options | ({"mask": Dense(torch.ones(1, 3, dtype=torch.bool))} if masked else {})
+    out, seen = regard.attention(q, k, v, observe=Observe(), backend=backend, **options)
+    want = torch.tensor(weights, dtype=torch.float32)
+    assert torch.allclose(out.float().flatten(), want, atol=4e-3) and seen.visible.item() == 3
+    assert want[seen.peak_at.item()] == want.max()
+    (dv,) = torch.autograd.grad(out.sum(), v)
+    assert torch.allclose(dv.float()[0, 0, :, 0], want, atol=4e-3)
+
+
+def test_a_batch_of_nothing_with_every_mask() -> None:
+    none = torch.zeros(0, dtype=torch.int64)
+    for dtype in (torch.float32, D):
+        z = torch.zeros(0, 2, 5, 4, dtype=dtype, requires_grad=True)
+        for mask in (None, Causal(), Padding(none), Prefix(none), Segments(torch.zeros(0, 5).long()), Window(1)):
+            out, seen = regard.attention(z, z, z, mask=mask, observe=Observe(map=2, key_mass=True, top=1, profile=1))
+            assert out.shape == z.shape and (seen.map == 0).all()
+            assert torch.autograd.grad(out.sum(), z)[0].shape == z.shape
+
+
+def test_views_that_torch_negates_lazily_are_read_right() -> None:
+    flipped = torch.randn(6, 6, dtype=torch.complex64).conj().imag
+    x = torch.randn(1, 1, 6, 1)
+    assert flipped.is_neg()
+    lazy = regard.attention(x, x, x, bias=flipped)
+    assert torch.equal(lazy, regard.attention(x, x, x, bias=flipped.resolve_neg()))
+    q = torch.view_as_complex(torch.randn(1, 1, 6, 1, 2)).conj().imag
+    assert torch.equal(regard.attention(q, q, x), regard.attention(*[q.resolve_neg()] * 2, x))
 
 
 @pytest.mark.parametrize("entry", [0, 1])
 def test_a_hidden_nan_in_any_batch_entry_stays_hidden(entry: int) -> None:
-    """Forward and backward, wherever the NaN is: q, v or the gradient's own rows; at scale 0 keys are not looked at."""
+    """Forward and backward, be the NaN in k or v, or in a query or gradient of a row that sees nothing."""
     see = torch.ones(4, 5, dtype=torch.bool)
     see[:, 2] = False
     for place in (1, 2):
@@ -261,8 +308,24 @@ def test_a_hidden_nan_in_any_batch_entry_stays_hidden(entry: int) -> None:
         assert torch.equal(a, b)
         for x, y in zip(*(torch.autograd.grad(o.sum(), leaves) for o, leaves in ((a, clean), (b, dirty))), strict=True):
             assert torch.allclose(x, y, atol=1e-14)
+    see[3] = False
+    clean = [rand(2, 2, 4, 3), rand(2, 2, 5, 3), rand(2, 2, 5, 3)]
+    dirty = [x.clone() for x in clean]
+    dirty[0][entry, :, 3] = math.nan
+    weight, poisoned = torch.ones(2, 2, 4, 3, dtype=D), torch.ones(2, 2, 4, 3, dtype=D)
+    poisoned[entry, :, 3] = math.nan
+    found = []
+    for tensors, g in ((clean, weight), (dirty, poisoned)):
+        leaves = with_grad(*tensors)
+        out = regard.attention(*leaves, mask=Dense(see))
+        found.append([out.detach(), *torch.autograd.grad(out, leaves, g)])
+    for x, y in zip(*found, strict=True):
+        assert torch.allclose(x, y, atol=1e-14)
+
+
+def test_at_scale_zero_keys_are_not_looked_at() -> None:
     k = rand(2, 2, 5, 3)
-    k[entry, :, 1] = math.nan
+    k[1, :, 1] = math.nan
     leaves = with_grad(rand(2, 2, 4, 3), k, rand(2, 2, 5, 3))
     out = regard.attention(*leaves, scale=0)
     assert torch.allclose(out, leaves[2].mean(2, keepdim=True).expand(out.shape))

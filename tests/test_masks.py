@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -77,6 +78,29 @@ def test_a_tensor_joins_a_mask_from_either_side() -> None:
     see = torch.rand(4, 4, generator=torch.Generator().manual_seed(0)) < 0.5
     assert torch.equal((see & Causal()).dense(4, 4), (Causal() & see).dense(4, 4))
     assert torch.equal((see | Causal()).dense(4, 4), (Causal() | see).dense(4, 4))
+
+
+@pytest.mark.parametrize(
+    "make, error, words",
+    [
+        (lambda: Padding([2, 3]) & Padding([1, 2, 3]), ValueError, r"made for batches of \[2\] and \[3\]"),
+        (lambda: Prefix([2, 3]) | Padding([1, 2, 3]), ValueError, r"made for batches of \[2\] and \[3\]"),
+        (lambda: Dense(torch.ones(2, 1, 3, 3) > 0) & Dense(torch.ones(3, 1, 3, 3) > 0), ValueError, "batches of"),
+        (lambda: Dense(torch.ones(2, 3, 3) > 0) & Dense(torch.ones(3, 3, 3) > 0), ValueError, "do not broadcast"),
+        (lambda: Padding("ab"), TypeError, "Padding keys must be a tensor or numbers, got 'ab'"),
+        (lambda: Segments([[1], [2, 3]]), TypeError, "Segments ids must be"),
+    ],
+)
+def test_masks_that_do_not_fit_are_named(make, error, words: str) -> None:
+    with pytest.raises(error, match=words):
+        make().dense(3, 3)
+
+
+def test_numbers_from_numpy_and_lengths_of_any_whole_dtype() -> None:
+    assert torch.equal(Window(np.int64(1)).dense(3, 3), Window(1).dense(3, 3))
+    for dtype in (torch.uint8, torch.int32, torch.uint32):
+        assert torch.equal(Padding(torch.tensor([1, 2]).to(dtype)).dense(3, 3), Padding([1, 2]).dense(3, 3))
+    assert Padding([]).keys.shape == (0,) and Padding([]).keys.dtype == torch.int64
 
 
 def test_masks_compare() -> None:

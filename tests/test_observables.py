@@ -279,6 +279,31 @@ def test_kept_weights_of_every_grouped_head_and_batch_entry() -> None:
             assert torch.allclose(seen.weights(h, batch=b), A[b, h], atol=1e-14)
 
 
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_weights_and_second_pass_values_add_up_to_one_whatever_the_scores(backend: str) -> None:
+    g = torch.Generator().manual_seed(0)
+    q, k = torch.randn(1, 2, 50, 64, generator=g) * 30, torch.randn(1, 2, 60, 64, generator=g) * 30
+    seen = regard.attention(q, k, k, observe=Observe(keep=True, top=60, key_mass=True), backend=backend)[1]
+    ones = torch.ones(2, 50)
+    assert torch.allclose(seen.weights(0).sum(-1), ones[0], atol=1e-6)
+    assert torch.allclose(seen.top[0].sum(-1), ones, atol=1e-6)
+    assert torch.allclose(seen.key_mass.sum(-1), ones[:, 0], atol=1e-6)
+    near = torch.tensor([[1.0, 1e-9], [1.0, 2e-9], [0.0, 0.0]]).view(1, 1, 3, 2)
+    hard = regard.attention(torch.ones(1, 1, 1, 2), near, near, scale=math.inf, observe=Observe(keep=True))[1]
+    assert hard.weights(0).sum().item() == 1
+
+
+def test_queries_named_for_a_batch_of_several_dimensions() -> None:
+    q = torch.randn(3, 2, 1, 4, 2, dtype=D)
+    flat = regard.attention(q, q, q, observe=Observe(queries=[1, 2, 3, 4, 1, 2]))[1]
+    nested = regard.attention(q, q, q, observe=Observe(queries=torch.tensor([[1, 2], [3, 4], [1, 2]])))[1]
+    column = regard.attention(q, q, q, observe=Observe(queries=torch.tensor([[1], [3], [2]])))[1]
+    assert torch.equal(flat.counted, nested.counted)
+    assert column.counted.sum((1, 2)).tolist() == [1, 1, 3, 3, 2, 2]
+    with pytest.raises(ValueError, match=r"a batch of \[2, 3\], but q, k and v have \[3, 2\]"):
+        regard.attention(q, q, q, observe=Observe(queries=torch.ones(2, 3, dtype=torch.int64)))
+
+
 def test_kept_weights_of_hard_attention_search_all_keys(full_tiles) -> None:
     k = torch.zeros(1, 1, 5000, 1)
     k[..., [17, 4321], 0] = 1.0
@@ -329,6 +354,12 @@ def seen_once(**options) -> Observation:
         (lambda: Observe(top=1.5), TypeError, "top"),
         (lambda: Observe(offset=0.5), TypeError, "offset"),
         (lambda: Observe(grid=(2,)), ValueError, "height, width"),
+        (lambda: Observe(offset=2**63), ValueError, "offset must be at most"),
+        (lambda: Observe(sink=2**40), ValueError, "sink must be at most"),
+        (lambda: seen_once(keep=True).tile(9), ValueError, "head is 9; this observation has heads 0 … 1"),
+        (lambda: seen_once(keep=True).weights(1.5), TypeError, "head must be a whole number"),
+        (lambda: seen_once(keep=True).weights(0, batch=0.5), TypeError, "batch must be a whole number"),
+        (lambda: seen_once().merge(3), TypeError, "merges with observations, got int"),
         (lambda: Observe(grid=5), ValueError, r"must be \(height, width\), got 5"),
         (lambda: seen_once(queries=[99]), ValueError, "go up to 99, but there are 3 queries"),
         (lambda: seen_once(queries="ab"), TypeError, "Observe queries must be"),

@@ -21,6 +21,7 @@ from regard.shapes import (
     Shape,
     attention_shape,
     broadcasts,
+    check_tensor,
     flatten_batch,
     flatten_scores_like,
     number,
@@ -126,8 +127,8 @@ def attention(
              [0., 1.]]])
     """
     q, k, v = _autocast(q, k, v)
-    if not tracing() and forward_ad._current_level >= 0:
-        raise RuntimeError("regard.attention has no forward-mode derivative (jvp, dual tensors); use reverse mode")
+    if not tracing():
+        _refuse_transforms()
     shape = attention_shape(q, k, v)
     chosen = choose(backend, q)
     beta, cap, drop = _numbers(shape, scale, softcap, sinks, dropout)
@@ -145,7 +146,7 @@ def attention(
     real = _real_queries(observe, mask, shape, q.device)
     spec = ops.encode(observe, offset_of(shape.n, shape.m, observe.offset))
     out, high, total, *values = ops.observed_op(q4, k4, v4, *ops.options(scores, chosen), real, spec)
-    kept = (KeptCall(q4.detach(), k4.detach(), high.detach(), total.detach(), scores.detach()),) if observe.keep else ()
+    kept = (KeptCall(q4.detach(), k4.detach(), scores.detach()),) if observe.keep else ()
     seen = Observation(
         observe=replace(observe, queries=None),
         n=shape.n,
@@ -181,6 +182,12 @@ def scaled_dot_product_attention(
         raise ValueError(
             "attn_mask and is_causal=True were both given; torch takes one of them (combine masks in regard.attention)"
         )
+    for name, x in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
+        if x is not None or name != "attn_mask":
+            check_tensor(name, x)
+    if min(query.ndim, key.ndim, value.ndim) < 2:
+        raise ValueError(f"query, key and value have {query.ndim}, {key.ndim} and {value.ndim} dimensions; 2 at least")
+    scale = None if scale is None else number("scale", scale)
     lead = max(x.ndim for x in (query, key, value)) - 2
     query, key, value = (x if x.ndim >= 3 else x.unsqueeze(0) for x in (query, key, value))
     if not enable_gqa:
@@ -203,6 +210,20 @@ def scaled_dot_product_attention(
         query, scale = -query, -scale
     out = attention(query, key, value, mask=mask, bias=bias, scale=scale, dropout=dropout_p)
     return out if lead else out.squeeze(0)
+
+
+def _refuse_transforms() -> None:
+    if forward_ad._current_level >= 0:
+        raise RuntimeError("regard.attention has no forward-mode derivative (jvp, dual tensors); use reverse mode")
+    level = torch._C._functorch.peek_interpreter_stack()
+    if level is not None and level.key() == torch._C._functorch.TransformType.Grad:
+        raise RuntimeError(
+            "regard.attention does not run under torch.func.grad and vjp; use torch.autograd.grad or backward()"
+        )
+    if level is not None and level.key() == torch._C._functorch.TransformType.Vmap:
+        raise RuntimeError(
+            "regard.attention does not run under vmap; give the batch as leading dimensions of q, k and v instead"
+        )
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -282,12 +303,11 @@ def _real_queries(observe: Observe, mask: Mask | Tensor | None, shape: Shape, de
         real = mask.real_queries(shape.n, shape.m)
     if real is None:
         return None
-    lead = real.shape[:-1]
-    real = real.to(device).reshape(math.prod(lead), shape.n)
-    if real.shape[0] == 1 or real.shape[0] == shape.batches:
-        return real
+    lead, real = real.shape[:-1], real.to(device)
+    if math.prod(lead) == 1 or tuple(lead) == (shape.batches,):
+        return real.reshape(math.prod(lead), shape.n)
     try:
-        return real.reshape(*lead, shape.n).expand(*shape.batch, shape.n).reshape(shape.batches, shape.n)
+        return real.expand(*shape.batch, shape.n).reshape(shape.batches, shape.n)
     except RuntimeError:
         raise ValueError(
             f"queries are named for a batch of {list(lead)}, but q, k and v have {list(shape.batch)}"

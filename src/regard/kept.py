@@ -1,4 +1,4 @@
-"""What ``Observe(keep=True)`` holds: q, k, the rows' sums and the lowered options."""
+"""What ``Observe(keep=True)`` holds: q, k and the lowered options, enough for any exact weight later."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from regard.kernels.tiles import (
     Problem,
     best_products,
     full_precision,
-    pick,
     result_dtype,
+    row_sums,
     score_tile,
     softmax_tile,
     tile_sides,
@@ -26,45 +26,45 @@ from regard.values import value
 @value
 @dataclass(frozen=True, eq=False)
 class KeptCall:
-    """One call's ``q [B, H, n, d]``, ``k [B, G, m, d]``, ``high`` and ``total [B, H, n]`` and options.
+    """One call's ``q [B, H, n, d]``, ``k [B, G, m, d]`` and options.
 
-    q and k are the caller's, not copies: to change them in place changes what is computed here later.
+    q and k are the caller's, not copies: to change them in place changes what is computed here later. The rows' sums
+    are computed again, over all keys of the rows asked for, in the reference's arithmetic whatever kernel made the
+    output: weights add up to 1.
     """
 
     q: Tensor
     k: Tensor
-    high: Tensor
-    total: Tensor
     scores: Scores
 
     @property
     def batches(self) -> int:
         return self.q.shape[0]
 
-    def _head(self, batch: int, head: int) -> tuple[Problem, Tensor, Tensor]:
-        heads, groups = self.q.shape[1], self.k.shape[1]
-        if not 0 <= head < heads:
-            raise ValueError(f"head is {head}; this observation has heads 0 … {heads - 1}")
-        group = head * groups // heads
+    def _head(self, batch: int, head: int) -> Problem:
+        group = head * self.k.shape[1] // self.q.shape[1]
         q, k = self.q[batch : batch + 1, head : head + 1], self.k[batch : batch + 1, group : group + 1]
-        high, total = (x[batch : batch + 1, head : head + 1] for x in (self.high, self.total))
-        return Problem(q, k, self.scores.select(batch, head)), high, total
-
-    def weights(self, batch: int, head: int, rows: Where, keys: Where) -> Tensor:
-        """``A[rows, keys]`` of one head."""
-        at, keys_at = self._places(rows, keys)
-        with full_precision(self.q):
-            problem, high, total = self._head(batch, head)
-            return _weights(problem, high, total, at, keys_at, _best(problem, at)).to(result_dtype(self.q.dtype))
+        return Problem(q, k, self.scores.select(batch, head))
 
     def _places(self, rows: Where, keys: Where) -> tuple[Tensor, Tensor]:
         device = self.q.device
         at, keys_at = places(rows, self.q.shape[2], "rows"), places(keys, self.k.shape[2], "keys")
         return at.to(device), keys_at.to(device)
 
+    def weights(self, batch: int, head: int, rows: Where, keys: Where) -> Tensor:
+        """``A[rows, keys]`` of one head."""
+        at, keys_at = self._places(rows, keys)
+        problem = self._head(batch, head)
+        found = torch.empty(len(at), len(keys_at), dtype=result_dtype(self.q.dtype), device=at.device)
+        step = tile_sides(problem)[0]
+        with full_precision(self.q):
+            for i in range(0, len(at), step):
+                found[i : i + step] = _Strip(problem, at[i : i + step]).weights(keys_at)
+        return found
+
     def tile(self, batch: int, head: int, rows: Where, keys: Where, size: int, counted: Tensor) -> Tensor:
         """A region pooled to at most size × size: the mean over its counted rows of the mass on a bin of keys."""
-        problem, high, total = self._head(batch, head)
+        problem = self._head(batch, head)
         at, keys_at = self._places(rows, keys)
         height, width = min(size, len(at)), min(size, len(keys_at))
         row_bin = torch.arange(len(at), device=at.device) * height // max(1, len(at))
@@ -72,29 +72,34 @@ class KeptCall:
         real = counted.to(at.device)[at]
         mass = torch.zeros(height, width, dtype=torch.float64, device=at.device)
         step_rows, step_keys = tile_sides(problem)
-        for i in range(0, len(at), step_rows):
-            strip = slice(i, i + step_rows)
-            with full_precision(self.q):
-                best = _best(problem, at[strip])
+        with full_precision(self.q):
+            for i in range(0, len(at), step_rows):
+                rows_here = slice(i, i + step_rows)
+                strip = _Strip(problem, at[rows_here])
                 for j in range(0, len(keys_at), step_keys):
-                    part = _weights(problem, high, total, at[strip], keys_at[j : j + step_keys], best).double()
-                    part = torch.where(real[strip, None], part, 0.0)
+                    part = strip.weights(keys_at[j : j + step_keys]).double()
+                    part = torch.where(real[rows_here, None], part, 0.0)
                     pooled = part.new_zeros(part.shape[0], width).index_add_(1, key_bin[j : j + step_keys], part)
-                    mass.index_add_(0, row_bin[strip], pooled)
+                    mass.index_add_(0, row_bin[rows_here], pooled)
         rows_in = torch.zeros(height, dtype=torch.float64, device=at.device).index_add_(0, row_bin, real.double())
         return (mass / rows_in.clamp(min=1).unsqueeze(-1)).to(result_dtype(self.q.dtype))
 
 
-def _best(problem: Problem, rows: Tensor) -> Tensor | None:
-    """For hard attention: the rows' largest products, over all keys."""
-    m, step = problem.k.shape[2], tile_sides(problem)[1]
-    return best_products(problem, rows, [slice(j, min(j + step, m)) for j in range(0, m, step)])
+class _Strip:
+    """A few rows of one head, with their sums over all keys."""
 
+    def __init__(self, problem: Problem, rows: Tensor) -> None:
+        m, step = problem.k.shape[2], tile_sides(problem)[1]
+        spans = [slice(j, min(j + step, m)) for j in range(0, m, step)]
+        self.problem, self.rows = problem, rows
+        self.best = best_products(problem, rows, spans)
+        self.high, self.total = row_sums(problem, rows, spans, self.best)
 
-def _weights(problem: Problem, high: Tensor, total: Tensor, rows: Tensor, keys: Tensor, best: Tensor | None) -> Tensor:
-    tile = score_tile(problem, rows, keys, best)
-    weights = softmax_tile(tile.logits, pick(high, rows).unsqueeze(-1), pick(total, rows).unsqueeze(-1))
-    return (weights if tile.visible is None else torch.where(tile.visible, weights, 0.0))[0, 0]
+    def weights(self, keys: Tensor) -> Tensor:
+        """``A [rows, keys]``."""
+        tile = score_tile(self.problem, self.rows, keys, self.best)
+        weights = softmax_tile(tile.logits, self.high, self.total)
+        return (weights if tile.visible is None else torch.where(tile.visible, weights, 0.0))[0, 0]
 
 
 def places(where: Where, size: int, name: str) -> Tensor:

@@ -24,7 +24,6 @@ never count. With ``scale=inf`` s is the bias of the tied keys.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
@@ -38,6 +37,8 @@ from regard.values import value
 __all__ = ["ROW_VALUES", "Observation", "Observe"]
 
 ROW_VALUES = ("lse", "entropy", "peak", "peak_at", "offset", "distance", "sink", "local", "visible")
+
+LARGEST = 2**31  # no length, bin or offset is larger
 
 Where = int | slice | range | Sequence[int] | Tensor | None
 
@@ -71,9 +72,9 @@ class Observe:
 
     def __post_init__(self) -> None:
         for name in ("map", "top", "sink", "local"):
-            integer(f"Observe {name}", getattr(self, name))
+            integer(f"Observe {name}", getattr(self, name), most=LARGEST)
         if self.offset is not None:
-            integer("Observe offset", self.offset, least=None)
+            integer("Observe offset", self.offset, least=-LARGEST, most=LARGEST)
         if self.grid is not None:
             if not isinstance(self.grid, tuple) or len(self.grid) != 2:
                 raise ValueError(f"Observe grid must be (height, width), got {self.grid}")
@@ -93,7 +94,7 @@ class Observe:
         return (self.profile,) if self.grid is None else (self.profile, self.profile)
 
     def real_queries(self, n: int) -> Tensor | None:
-        """``queries`` as bool ``[B or 1, n]``."""
+        """``queries`` as bool ``[*batch or 1, n]``."""
         if self.queries is None:
             return None
         x = as_tensor("Observe queries", self.queries)
@@ -101,12 +102,12 @@ class Observe:
             lengths = lengths_tensor("Observe queries", x)
             if readable(lengths) and bool((lengths > n).any()):
                 raise ValueError(f"Observe queries go up to {int(lengths.max())}, but there are {n} queries")
-            return torch.arange(n, device=lengths.device) < lengths.reshape(-1, 1)
+            return torch.arange(n, device=lengths.device) < lengths.unsqueeze(-1)
         if x.shape[-1:] != (n,):
             raise ValueError(
                 f"Observe queries has shape {list(x.shape)}; it must be lengths [B] or bool [B, {n}], True = real"
             )
-        return x.reshape(math.prod(x.shape[:-1]), n)
+        return x
 
 
 class Kept(Protocol):
@@ -187,12 +188,14 @@ class Observation:
         """
         merged = self
         for other in others:
+            if not isinstance(other, Observation):
+                raise TypeError(f"an observation merges with observations, got {type(other).__name__}")
             merged = _merge(merged, other)
         return merged
 
     def weights(self, head: int, rows: Where = None, keys: Where = None, *, batch: int = 0) -> Tensor:
         """The exact weights ``A[rows, keys]`` of one head, computed now from q and k. None is all of them."""
-        call, batch = self._call(batch)
+        call, batch = self._call(head, batch)
         return call.weights(batch, head, rows, keys)
 
     def tile(self, head: int, rows: Where = None, keys: Where = None, size: int = 64, *, batch: int = 0) -> Tensor:
@@ -202,16 +205,18 @@ class Observation:
         (padding) are left out, as in ``map``; a row of cells made of such rows alone is 0.
         """
         integer("size", size, least=1)
-        call, entry = self._call(batch)
+        call, entry = self._call(head, batch)
         if self.counted is None:
             raise ValueError("calls of unequal n were merged: ask the separate observations for tiles")
         return call.tile(entry, head, rows, keys, size, self.counted[batch, head])
 
-    def _call(self, batch: int) -> tuple[Kept, int]:
+    def _call(self, head: int, batch: int) -> tuple[Kept, int]:
         if not self.kept:
             raise ValueError("weights need q and k, which were not kept; observe with Observe(keep=True)")
-        total = sum(call.batches for call in self.kept)
-        if not 0 <= batch < total:
+        total, heads = sum(call.batches for call in self.kept), self.rows.shape[0]
+        if not 0 <= integer("head", head) < heads:
+            raise ValueError(f"head is {head}; this observation has heads 0 … {heads - 1}")
+        if not 0 <= integer("batch", batch) < total:
             raise ValueError(f"batch is {batch}; this observation has batch entries 0 … {total - 1}")
         for call in self.kept:
             if batch < call.batches:

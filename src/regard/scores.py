@@ -57,6 +57,7 @@ class RowMask:
         def both(a: Tensor | None, b: Tensor | None, join) -> Tensor | None:  # type: ignore[no-untyped-def]
             return b if a is None else a if b is None else join(a, b)
 
+        check_masks_fit(self, other)
         return RowMask(
             both(self.lo, other.lo, torch.maximum),
             both(self.hi, other.hi, torch.minimum),
@@ -65,6 +66,7 @@ class RowMask:
 
     def union(self, other: RowMask, n: int, m: int) -> RowMask:
         """``self | other``: a run where the two runs start together, end together or touch in every row; else dense."""
+        check_masks_fit(self, other)
         if self.dense is None and other.dense is None:
             if self.lo is None and other.lo is None:
                 return RowMask(hi=None if self.hi is None or other.hi is None else torch.maximum(self.hi, other.hi))
@@ -91,6 +93,23 @@ class RowMask:
         if all(size == 1 for size in lead):
             return see.expand(*lead, n, m).reshape(n, m)
         return see.expand(*lead, n, m)
+
+
+def check_masks_fit(a: RowMask, b: RowMask) -> None:
+    """Two masks that are joined broadcast against each other."""
+
+    def leads(mask: RowMask) -> list[torch.Size]:
+        bounds = [x.shape[:-1] for x in (mask.lo, mask.hi) if x is not None]
+        return bounds if mask.dense is None else [*bounds, mask.dense.shape[:-3]]
+
+    for x in leads(a):
+        for y in leads(b):
+            if not all(i == j or i == 1 or j == 1 for i, j in zip(reversed(x), reversed(y), strict=False)):
+                raise ValueError(f"the masks joined here are made for batches of {list(x)} and {list(y)}")
+    if a.dense is not None and b.dense is not None:
+        x, y = a.dense.shape, b.dense.shape
+        if not all(i == j or i == 1 or j == 1 for i, j in zip(reversed(x), reversed(y), strict=False)):
+            raise ValueError(f"the masks joined here have shapes {list(x)} and {list(y)}, which do not broadcast")
 
 
 def _join_runs(a: RowMask, b: RowMask, m: int) -> RowMask | None:

@@ -3,7 +3,7 @@
     B  batch (all leading dimensions, flattened)    H  query heads
     G  key/value heads (G divides H)                R  queries' heads that share one key head, R = H / G
     N  queries (``n``)                              M  keys (``m``)
-    D  width of a query or key (``d``)              E  width of a value (``dv``)
+    D  width of a query or key (``d``)              E  width of a value (``e``)
 
 Suffixed names (``q_BHND``) are used where a reshape happens.
 """
@@ -11,6 +11,7 @@ Suffixed names (``q_BHND``) are used where a reshape happens.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,6 +55,15 @@ def readable(*tensors: Tensor) -> bool:
     return not tracing() and not any(x.is_meta or is_fake(x) for x in tensors)
 
 
+def check_tensor(name: str, x: object) -> None:
+    """``x`` is an ordinary tensor; else refused by name."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+    if x.layout != torch.strided or x.is_nested:
+        kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
+        raise TypeError(f"{name} is a {kind} tensor; an ordinary (strided) one is needed")
+
+
 def attention_shape(q: Tensor, k: Tensor, v: Tensor) -> Shape:
     """Check q, k, v against each other; batch dimensions broadcast.
 
@@ -61,8 +71,7 @@ def attention_shape(q: Tensor, k: Tensor, v: Tensor) -> Shape:
     (2, 6, 5, 7)
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+        check_tensor(name, x)
         if x.dtype not in DTYPES:
             raise TypeError(f"{name} is {x.dtype}; attention takes float64, float32, bfloat16 or float16")
         if x.ndim < 3:
@@ -131,19 +140,24 @@ def flatten_scores_like(x: Tensor, shape: Shape, name: str) -> Tensor:
     return flatten_batch(x, shape.batch)
 
 
-def integer(name: str, value: object, *, least: int | None = 0) -> int:
-    """``value`` as an int that is ``≥ least``; anything else is refused by name."""
-    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
+def integer(name: str, value: object, *, least: int | None = 0, most: int | None = None) -> int:
+    """``value`` as an int within ``least … most``; anything else is refused by name."""
+    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt | numbers.Integral):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
+    value = value if isinstance(value, int | torch.SymInt) else int(value)  # NumPy's whole numbers
     if least is not None and value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+    if most is not None and value > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")
     return value  # type: ignore[return-value]
 
 
 def number(name: str, value: object, *, least: float | None = None) -> float:
     """``value`` as a float that is not NaN and ``≥ least``; anything else is refused by name."""
-    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat | torch.SymInt):
+    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat | torch.SymInt | numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
+    if isinstance(value, int) and abs(value) > 1e308:
+        raise ValueError(f"{name} is beyond any floating number")
     if value != value or (least is not None and value < least):  # isnan does not take symbolic numbers
         raise ValueError(
             f"{name} must be a number ≥ {least}, got {value}" if least is not None else f"{name} is {value}"
@@ -158,6 +172,8 @@ def offset_of(n: int, m: int, offset: int | None) -> int:
 
 def as_tensor(name: str, x: object) -> Tensor:
     """``x`` as a tensor; what cannot be one is refused by name."""
+    if isinstance(x, list | tuple) and len(x) == 0:
+        return torch.zeros(0, dtype=torch.int64)  # torch would take it for floats
     try:
         return torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError):
@@ -171,8 +187,9 @@ def lengths_tensor(name: str, lengths: Tensor | Sequence[int] | int) -> Tensor:
     x = as_tensor(name, lengths)
     if x.dtype == torch.bool or x.is_floating_point() or x.is_complex():
         raise TypeError(f"{name} must be whole numbers, got {x.dtype}")
+    x = x.long()
     if x.ndim == 0:
         x = x.reshape(1)
     if readable(x) and bool((x < 0).any()):
         raise ValueError(f"{name} must not be negative, got {x.tolist()}")
-    return x.long()
+    return x

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from regard.kernels.tiles import Problem, best_products, pick, result_dtype, score_tile, softmax_tile, tiles
+from regard.kernels.tiles import Problem, best_products, pick, result_dtype, row_sums, score_tile, softmax_tile, tiles
 from regard.observables import Observe
 from regard.scores import NOWHERE, Scores, positions_1d, positions_2d
 
@@ -76,13 +76,16 @@ class _Measurement:
         self.top = new(B, H, n, observe.top, dtype=problem.dtype)
         self.top_at = new(B, H, n, observe.top, dtype=torch.int64) - 1
 
-    def query_tile(self, rows: slice, spans: list[slice], high: Tensor, total: Tensor) -> None:
+    def query_tile(self, rows: slice, spans: list[slice], softmax: tuple[Tensor, Tensor] | None) -> None:
         """Measure the rows of one query tile, key tile by key tile."""
         problem = self.problem
         B, H, _, _ = problem.sizes
         height = rows.stop - rows.start
         best = best_products(problem, rows, spans)
-        high, total = pick(high, rows).unsqueeze(-1), pick(total, rows).unsqueeze(-1)
+        if softmax is None:
+            high, total = row_sums(problem, rows, spans, best)
+        else:
+            high, total = (pick(x, rows).unsqueeze(-1) for x in softmax)
         safe, log_total = torch.where(total == 0, 0.0, high), torch.where(total == 0, 1.0, total).log()
         real = None if self.real is None else pick(self.real, rows, 1)[:, None, :]
         sums = {name: problem.q.new_zeros(B, H, height, dtype=problem.dtype) for name in _SUMS}
@@ -193,8 +196,7 @@ class _Measurement:
 def measure(
     q: Tensor,
     k: Tensor,
-    high: Tensor,
-    total: Tensor,
+    softmax: tuple[Tensor, Tensor] | None,
     scores: Scores,
     observe: Observe,
     real: Tensor | None,
@@ -203,11 +205,13 @@ def measure(
 ) -> dict[str, Tensor]:
     """Every observable but lse, by name. ``real``: bool ``[B or 1, n]``, the query rows that are no padding.
 
-    ``rows=False`` leaves out the row values, for a kernel that has measured them already.
+    ``softmax``: ``high`` and ``total`` as the reference finds them; None, to find them here. A kernel with another
+    arithmetic has other sums, and weights made of both would not add up to 1. ``rows=False`` leaves out the row values,
+    for a kernel that has measured them already.
     """
     problem = Problem(q, k, scores)
     measurement = _Measurement(problem, observe, real)
     for span, keys in tiles(problem):
-        measurement.query_tile(span, keys, high, total)
+        measurement.query_tile(span, keys, softmax)
     values = measurement.result()
     return values if rows else {name: x for name, x in values.items() if name in head_names(observe)}

@@ -111,7 +111,7 @@ class _Call:
         if scores.mask is not None:
             self.raw.mask(*_parts(self.keep(scores.mask)))
         if scores.bias is not None:
-            self.raw.bias(*_parts(self.keep(scores.bias.float())))
+            self.raw.bias(*_parts(self.keep(_as_float32(scores.bias))))
         if scores.sinks is not None:
             self.raw.sinks(self.keep(scores.sinks.float().contiguous()).data_ptr())
         for name, bound in (("lo", scores.lo), ("hi", scores.hi)):
@@ -119,7 +119,7 @@ class _Call:
                 bound = self.keep(bound if bound.stride(1) == 1 else bound.contiguous())
                 getattr(self.raw, name)(bound.data_ptr(), _strides(bound)[0])
         for term in scores.terms:
-            table = self.keep(_rows(term.table.float()))
+            table = self.keep(_rows(_as_float32(term.table)))
             query_at, key_at = self.keep(term.query_at.contiguous()), self.keep(term.key_at.contiguous())
             places = (table.shape[3], query_at.data_ptr(), key_at.data_ptr(), term.first)
             self.raw.term(table.data_ptr(), *_strides(table)[:3], *places)
@@ -128,6 +128,14 @@ class _Call:
         """``x``, alive as long as the call."""
         self.alive.append(x)
         return x
+
+
+def _as_float32(x: Tensor) -> Tensor:
+    """A bias in float32; what would become −inf there, and so hide a key, becomes NaN: the kernel then reports it."""
+    if x.dtype != torch.float64:
+        return x.float()
+    single = x.float()
+    return torch.where(single.isinf() & x.isfinite(), math.nan, single)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -187,7 +195,7 @@ def observed(
     """
     if observe.grid is not None:
         out, high, total = forward(q, k, v, scores)
-        return out, high, total, measure.measure(q, k, high, total, scores, observe, real)
+        return out, high, total, measure.measure(q, k, None, scores, observe, real)
     (B, H, n, _), m, g = q.shape, k.shape[2], observe.map
     out, high, total = _room(q, v)
     values = {x: high.new_empty(B, H, n, dtype=torch.int64 if i > 5 else torch.float32) for i, x in enumerate(_ROWS)}
@@ -207,7 +215,7 @@ def observed(
         values["map_rows"] = torch.zeros(H, g, dtype=torch.int64).index_add_(1, bins, values["counted"].sum(0))
         values["map"] = (pooled.double() * _MAP_UNIT / values["map_rows"].clamp(min=1).unsqueeze(-1)).float()
     if observe.key_mass or observe.top or observe.profile is not None:
-        values |= measure.measure(q, k, high, total, scores, replace(observe, map=0), real, rows=False)
+        values |= measure.measure(q, k, None, scores, replace(observe, map=0), real, rows=False)
     return out, high, total, values
 
 
@@ -251,7 +259,8 @@ def backward(
         [0 if t is None else t.data_ptr() for t in tables],
     )
     if not finite and _worth_another_look(scores, grad, q, k, v):
-        return reference.backward(grad, q, k, v, out, high, total, scores, biases=biases)
+        # with the reference's own sums: those of another arithmetic would make weights that do not add up to 1
+        return reference.backward(grad, q, k, v, *reference.forward(q, k, v, scores), scores, biases=biases)
     return Gradients(
         dq.to(q.dtype),
         dk.to(k.dtype),

@@ -104,7 +104,8 @@ def _learns(*tensors: Tensor | None) -> bool:
 def _unwatched(*tensors: Tensor | None) -> bool:
     if tracing() or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    return all(x is None or (type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta) for x in tensors)
+    ordinary = (Tensor, torch.nn.Parameter)
+    return all(x is None or (type(x) in ordinary and not x.is_meta and not x.is_neg()) for x in tensors)
 
 
 # --- bodies ----------------------------------------------------------------------------------------------------------

@@ -25,8 +25,10 @@ from regard.kernels.tiles import (
     dropout_tile,
     fold,
     pick,
+    raise_high,
     score_tile,
     softmax_tile,
+    start_sums,
     tiles,
     weigh,
 )
@@ -44,31 +46,19 @@ def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Te
     finite = _finite(v)
     for rows, spans in tiles(problem):
         best = best_products(problem, rows, spans)
-        high, total, mixed = _start(problem, rows, v.shape[-1])
+        height = rows.stop - rows.start
+        high, total = start_sums(problem, height)
+        mixed = q.new_zeros(B, H, height, v.shape[-1], dtype=problem.dtype)
         for keys in spans:
             tile = score_tile(problem, rows, keys, best)
-            high_now = torch.maximum(high, tile.logits.amax(-1, keepdim=True))
-            safe = torch.where(high_now == -math.inf, 0.0, high_now)  # −inf − −inf is NaN, and a row may see nothing
-            weights = torch.exp(tile.logits - safe)
-            fade = torch.exp(high - safe)
+            high, weights, fade = raise_high(high, tile.logits)
             total = total * fade + weights.sum(-1, keepdim=True)
             drop = dropout_tile(problem, rows, keys)
             mixed = mixed * fade + _mix(weights if drop is None else weights * drop, v, keys, tile, finite)
-            high = high_now
         empty = total == 0
         out[:, :, rows] = torch.where(empty, 0.0, mixed / torch.where(empty, 1.0, total)).to(out.dtype)
         highs[:, :, rows], totals[:, :, rows] = high.squeeze(-1), total.squeeze(-1)
     return out, highs, totals
-
-
-def _start(problem: Problem, rows: slice, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Running maximum, sum and output of a query tile before any key."""
-    B, H, _, _ = problem.sizes
-    q, height = problem.q, rows.stop - rows.start
-    sinks = problem.scores.sinks
-    start = q.new_full((H,), -math.inf, dtype=problem.dtype) if sinks is None else sinks.to(problem.dtype)
-    high = start.view(1, H, 1, 1).expand(B, H, height, 1)
-    return high, (high != -math.inf).to(problem.dtype), q.new_zeros(B, H, height, width, dtype=problem.dtype)
 
 
 def _finite(*xs: Tensor) -> bool:
@@ -103,7 +93,7 @@ def observed(
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
     """``forward`` and every observable but lse, by name, in a second pass."""
     out, high, total = forward(q, k, v, scores)
-    return out, high, total, measure.measure(q, k, high, total, scores, observe, real)
+    return out, high, total, measure.measure(q, k, (high, total), scores, observe, real)
 
 
 @dataclass
@@ -145,7 +135,7 @@ def backward(
         best = best_products(problem, rows, spans)
         g, q_rows = pick(grad, rows).to(exact), pick(q, rows).to(exact)
         high_rows, total_rows, delta_rows = (pick(x, rows).unsqueeze(-1) for x in (high, total, delta))
-        if out.dtype != exact:  # a rounded out would be the largest error of all
+        if out.dtype != exact:  # a rounded out would be the largest error of all: fill this part of delta from tiles
             for keys in spans:
                 tile = score_tile(problem, rows, keys, best)
                 pulled = _pull(g, v, keys) * softmax_tile(tile.logits, high_rows, total_rows)

@@ -85,7 +85,9 @@ def tile_sides(problem: Problem) -> tuple[int, int]:
 
 def tiles(problem: Problem) -> Iterator[tuple[slice, list[slice]]]:
     """Query tiles, each with the key tiles that at least one of its rows may see."""
-    _, _, n, m = problem.sizes
+    B, _, n, m = problem.sizes
+    if B == 0:
+        return
     rows, keys = tile_sides(problem)
     lo, hi = problem.scores.lo, problem.scores.hi
     starts = range(0, n, rows)
@@ -227,6 +229,31 @@ def best_products(problem: Problem, rows: Span, spans: list[slice]) -> Tensor | 
             product = torch.where(see, product, -math.inf)
         best = torch.maximum(best, product.amax(-1, keepdim=True))
     return best
+
+
+def start_sums(problem: Problem, height: int) -> tuple[Tensor, Tensor]:
+    """``high`` and ``total [B, H, height, 1]`` before any key: a learned sink is the first term."""
+    B, H, _, _ = problem.sizes
+    sinks = problem.scores.sinks
+    start = problem.q.new_full((H,), -math.inf, dtype=problem.dtype) if sinks is None else sinks.to(problem.dtype)
+    high = start.view(1, H, 1, 1).expand(B, H, height, 1)
+    return high, (high != -math.inf).to(problem.dtype)
+
+
+def raise_high(high: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The maximum with one more tile, ``e^(logits − it)``, and what everything summed so far fades by."""
+    now = torch.maximum(high, logits.amax(-1, keepdim=True))
+    safe = torch.where(now == -math.inf, 0.0, now)  # −inf − −inf is NaN, and a row may see nothing
+    return now, torch.exp(logits - safe), torch.exp(high - safe)
+
+
+def row_sums(problem: Problem, rows: Span, spans: list[slice], best: Tensor | None) -> tuple[Tensor, Tensor]:
+    """``high`` and ``total [B, H, rows, 1]`` of some rows over all keys."""
+    high, total = start_sums(problem, indices(rows, problem.q.device).shape[0])
+    for keys in spans:
+        high, weights, fade = raise_high(high, score_tile(problem, rows, keys, best).logits)
+        total = total * fade + weights.sum(-1, keepdim=True)
+    return high, total
 
 
 def dropout_tile(problem: Problem, rows: slice, keys: slice) -> Tensor | None:

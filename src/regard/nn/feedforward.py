@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.positions.common import check_dtype, described, probability
-from regard.shapes import integer
+from regard.shapes import check_tensor, integer
 
 __all__ = ["ACTIVATIONS", "FeedForward"]
 
@@ -63,6 +63,7 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(probability("dropout", dropout))
 
     def forward(self, x: Tensor) -> Tensor:
+        check_tensor("x", x)
         if x.ndim == 0 or x.shape[-1] != self.d:
             raise ValueError(f"x has shape {list(x.shape)}; this feed-forward takes vectors of {self.d}: [*, {self.d}]")
         check_dtype("x", x, self.up)

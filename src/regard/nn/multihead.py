@@ -18,7 +18,7 @@ from regard.observables import Observation, Observe
 from regard.positions import AddedToInput, Rotary
 from regard.positions.common import check_bias_fits, check_dtype, check_mask, described, probability
 from regard.scores import Bias
-from regard.shapes import integer, number
+from regard.shapes import check_tensor, integer, number
 
 __all__ = ["MultiHeadAttention", "Position"]
 
@@ -214,6 +214,7 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"backend is {self.backend!r}; known are {', '.join(map(repr, BACKENDS))}")
 
     def _check(self, x: Tensor, context: Tensor | None) -> None:
+        check_tensor("x", x)
         if x.ndim < 2 or x.shape[-1] != self.d_in:
             raise ValueError(f"x has shape {list(x.shape)}; this layer takes [*batch, n, {self.d_in}]")
         check_dtype("x", x, self.q_proj)
@@ -223,6 +224,7 @@ class MultiHeadAttention(nn.Module):
                     f"this layer reads keys from a context, none was given: it takes [*batch, m, {self.d_context}]"
                 )
             return
+        check_tensor("context", context)
         if context.ndim < 2 or context.shape[-1] != self.d_context:
             raise ValueError(f"context has shape {list(context.shape)}; this layer takes [*batch, m, {self.d_context}]")
         check_dtype("context", context, self.k_proj)

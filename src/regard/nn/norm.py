@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.positions.common import check_kind
-from regard.shapes import integer, number
+from regard.shapes import check_tensor, integer, number
 
 __all__ = ["LayerNorm", "RMSNorm"]
 
@@ -105,6 +105,7 @@ def norm_from_torch(name: str, layer: nn.Module) -> LayerNorm | RMSNorm:
 
 
 def _check(x: Tensor, d: int) -> None:
+    check_tensor("x", x)
     if not x.is_floating_point():
         raise TypeError(f"x is {x.dtype}; this layer normalises vectors of floating numbers")
     if x.ndim == 0 or x.shape[-1] != d:

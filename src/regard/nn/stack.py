@@ -16,7 +16,7 @@ from regard.nn.norm import LayerNorm
 from regard.observables import Observation, Observe
 from regard.positions import AddedToInput, Rotary
 from regard.positions.common import check_kind, check_mask, described, probability
-from regard.shapes import integer, number, tracing
+from regard.shapes import as_tensor, check_tensor, integer, number, readable
 
 __all__ = ["Observations", "Stack", "Tokens"]
 
@@ -58,10 +58,10 @@ class Tokens(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """``ids [*B, n] → [*B, n, D]``"""
+        check_tensor("token ids", ids)
         if ids.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"token ids must be whole numbers (int64 or int32), got {ids.dtype}")
-        readable = not tracing() and not ids.is_meta and ids.numel() > 0
-        if readable and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab:
+        if ids.numel() and readable(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab:
             raise ValueError(
                 f"token ids go from {int(ids.min())} to {int(ids.max())}; this vocabulary has 0 … {self.vocab - 1}"
             )
@@ -134,10 +134,15 @@ class Stack(nn.Module):
         """
         if self.tokens is not None:
             x = self.tokens(x)
-        elif not x.is_floating_point() or x.ndim < 2 or x.shape[-1] != self.d:
+            return self._placed(x, start, at)
+        check_tensor("x", x)
+        if not x.is_floating_point() or x.ndim < 2 or x.shape[-1] != self.d:
             raise ValueError(
                 f"x is {x.dtype} {list(x.shape)}; without a vocabulary this stack takes vectors, [*batch, n, {self.d}]"
             )
+        return self._placed(x, start, at)
+
+    def _placed(self, x: Tensor, start: int, at: Tensor | None) -> Tensor:
         if self.position is not None:
             x = self.position(x, start=start) if at is None else self.position(x, at=at)
         return self.dropout(x)
@@ -222,12 +227,13 @@ def as_padding(padding: PaddingLike | None, x: Tensor) -> Padding | None:
     """Lengths ``[B]`` or bool ``[B, m]`` (True = real) as a ``Padding``, for vectors ``x [*B, m, D]``."""
     if padding is None or isinstance(padding, Padding):
         return padding
-    if not isinstance(padding, Tensor | Sequence) or isinstance(padding, str):
+    try:
+        real = as_tensor("padding", padding)
+    except TypeError:
         raise TypeError(
             "padding must be lengths [B], a bool tensor [B, m] with True = real, or a Padding; "
             f"got {described(padding)}"
-        )
-    real = torch.as_tensor(padding)
+        ) from None
     if real.dtype != torch.bool and not real.is_floating_point() and real.ndim > max(1, x.ndim - 2):
         raise ValueError(
             f"padding is {real.dtype} {list(real.shape)}, but lengths are one number a batch entry; "

@@ -14,7 +14,7 @@ from regard.nn.stack import Observations, split_position
 from regard.observables import Observe
 from regard.positions import AddedToInput, Learned
 from regard.positions.common import check_dtype
-from regard.shapes import integer
+from regard.shapes import check_tensor, integer
 
 __all__ = ["VisionTransformer"]
 
@@ -77,6 +77,7 @@ class VisionTransformer(nn.Module):
 
     def patch_tokens(self, images: Tensor) -> Tensor:
         """``images [B, C, height, width] → [B, N + 1, D]``: the class token, then patches row by row; no positions."""
+        check_tensor("images", images)
         expected = (self.channels, *self.image)
         if images.ndim != 4 or tuple(images.shape[1:]) != expected:
             raise ValueError(

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from regard.positions.common import check_heads, check_offset, finite_tensor, readable, table_dtype
+from regard.positions.common import check_heads, check_offset, finite_tensor, table_dtype
 from regard.scores import Bias, RelativeTerm, positions_1d
-from regard.shapes import integer, offset_of
+from regard.shapes import integer, offset_of, readable
 
 
 def published_slopes(heads: int) -> list[float]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.masks import Mask
 from regard.scores import Bias, SumOfBiases
-from regard.shapes import integer, number, tracing
+from regard.shapes import integer, number, readable
 
 INITIAL_STD = 0.02  # learned tables start as N(0, 0.02²), the usual law for embeddings
 
@@ -76,11 +76,6 @@ def check_floating(name: str, x: object) -> None:
     """``x`` is a floating tensor; else refused by name."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"{name} must be a floating tensor, got {x.dtype if isinstance(x, Tensor) else repr(x)}")
-
-
-def readable(x: Tensor) -> bool:
-    """Whether values may be looked at: not while tracing, and not on the device "meta", which has none."""
-    return not tracing() and not x.is_meta
 
 
 def check_at(at: object, n: int, batch: Sequence[int], x: Tensor) -> None:
@@ -151,8 +146,8 @@ def check_dtype(name: str, x: Tensor, layer: nn.Module) -> None:
     if torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
         return
     raise TypeError(
-        f"{name} is {x.dtype}, but this layer's weights are {weight.dtype}; convert one of them: "
-        f"{name}.to({weight.dtype}) or layer.to({x.dtype})"
+        f"{name} is {x.dtype}, but this layer's weights are {weight.dtype}; convert "
+        + (f"one of them: {name}.to({weight.dtype}) or layer.to({x.dtype})" if x.is_floating_point() else name)
     )
 
 

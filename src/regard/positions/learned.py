@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from regard.positions.added import AddedToInput
-from regard.positions.common import check_grid, learned, readable, reset
-from regard.shapes import integer
+from regard.positions.common import check_grid, learned, reset
+from regard.shapes import integer, readable
 
 
 class Learned(AddedToInput):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.positions.common import readable
+from regard.shapes import readable
 
 
 def hard_selection(query_xy: Tensor, key_xy: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:

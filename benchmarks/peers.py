@@ -1,0 +1,83 @@
+"""What regard.attention is measured against: the same attention by others, each a function of the same tensors.
+
+SDPA always; FlexAttention compiled by torch; OpenVINO and ONNX Runtime where they are installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Call = Callable[[], Tensor]
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
+    """torch's own."""
+    return F.scaled_dot_product_attention(q, k, v, **options)  # type: ignore[arg-type]
+
+
+def flex_window(q: Tensor, k: Tensor, v: Tensor, reach: int) -> Call:
+    """FlexAttention with a band of ±reach, compiled."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def near(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (i - j).abs() <= reach
+
+    block = create_block_mask(near, None, None, q.shape[2], k.shape[2], device="cpu")
+    compiled = torch.compile(flex_attention)
+    return lambda: compiled(q, k, v, block_mask=block)
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor) -> Call:
+    """FlexAttention without any option, compiled."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled = torch.compile(flex_attention)
+    return lambda: compiled(q, k, v)
+
+
+def openvino(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Call | None:
+    """OpenVINO's ScaledDotProductAttention on the CPU, as many threads as torch; None if it is not installed."""
+    if importlib.util.find_spec("openvino") is None:
+        return None
+    import openvino as ov
+    from openvino import opset13 as ops
+
+    inputs = [ops.parameter(list(x.shape), ov.Type.f32) for x in (q, k, v)]
+    node = ops.scaled_dot_product_attention(*inputs, causal=causal)
+    options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+    request = ov.Core().compile_model(ov.Model([node], inputs), "CPU", options).create_infer_request()
+    given = [ov.Tensor(x.numpy(), shared_memory=True) for x in (q, k, v)]
+
+    def call() -> Tensor:
+        request.infer(given, share_inputs=True, share_outputs=True)
+        return torch.from_numpy(request.get_output_tensor().data)
+
+    return call
+
+
+def onnxruntime(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Call | None:
+    """ONNX Runtime's MultiHeadAttention on [B, n, H·d], as many threads as torch; None if it or onnx is missing."""
+    if importlib.util.find_spec("onnxruntime") is None or importlib.util.find_spec("onnx") is None:
+        return None
+    import onnxruntime as ort
+    from onnx import TensorProto, helper
+
+    B, H, n, d = q.shape
+    names = ("query", "key", "value")
+    node = helper.make_node(
+        "MultiHeadAttention", names, ["out"], domain="com.microsoft", num_heads=H, unidirectional=int(causal)
+    )
+    flat = [helper.make_tensor_value_info(x, TensorProto.FLOAT, [B, n, H * d]) for x in (*names, "out")]
+    graph = helper.make_graph([node], "attention", flat[:3], flat[3:])
+    domains = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=domains, ir_version=10)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    given = {x: t.transpose(1, 2).reshape(B, n, H * d).numpy() for x, t in zip(names, (q, k, v), strict=True)}
+    return lambda: torch.from_numpy(session.run(None, given)[0]).unflatten(-1, (H, d)).transpose(1, 2)
