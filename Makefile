@@ -1,6 +1,6 @@
 # Every command of this project, once. Each calls a script of the same name in scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-full format clean
+.PHONY: help setup check test test-full sanitize fuzz format clean
 
 # The environment is made anew only when something it was built from has changed.
 INSTALLED := .venv/.installed
@@ -21,6 +21,12 @@ test: check ## check, then every test but the long ones, with coverage
 
 test-full: check ## check, then every test, the long sweeps and real builds too
 	scripts/test
+
+sanitize: setup ## the kernel's tests with a native module under AddressSanitizer and UBSan
+	scripts/sanitize
+
+fuzz: setup ## random shapes and options against float64 for 10 minutes (SECONDS_TO_RUN=60 changes that)
+	scripts/fuzz
 
 format: setup ## format the code and mend what the linter can mend
 	scripts/format

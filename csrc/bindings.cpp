@@ -123,6 +123,21 @@ NB_MODULE(_native, m) {
             "Fills out, highs and totals, and row values and the map where their addresses are given; False if an output is "
             "not finite.")
         .def(
+            "look",
+            [](const Call& c, const std::string& set, uintptr_t counted, uintptr_t key_mass, uintptr_t profile,
+               uintptr_t profile_rows, int64_t radius, int64_t shift, int64_t top, uintptr_t top_weights,
+               uintptr_t top_at) {
+                Look what;
+                what.counted = pointer<uint8_t>(counted), what.key_mass = pointer<int64_t>(key_mass);
+                what.profile = pointer<int64_t>(profile), what.profile_rows = pointer<int64_t>(profile_rows);
+                what.radius = radius, what.shift = shift, what.top = top;
+                what.top_weights = pointer<float>(top_weights), what.top_at = pointer<int64_t>(top_at);
+                const auto& kernels = kernels_for(named(set));
+                nb::gil_scoped_release release;
+                kernels.look(c, what);
+            },
+            "Measures key mass, profile and the largest weights from highs and totals; an address of 0 leaves one out.")
+        .def(
             "backward",
             [](const Call& c, const std::string& set, const std::vector<int64_t>& grad, uintptr_t dq, uintptr_t dk,
                uintptr_t dv, uintptr_t delta, uintptr_t line, const std::vector<int64_t>& bias,

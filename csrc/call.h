@@ -60,6 +60,17 @@ struct Watch {
     int64_t real_b = 0;
 };
 
+// What a second pass measures, from highs and totals: what cannot be summed while the maximum still rises.
+struct Look {
+    const uint8_t* counted = nullptr;  // [B, H, n]: the rows that count per head
+    int64_t* key_mass = nullptr;       // [H, m], in units of 2^−40
+    int64_t *profile = nullptr, *profile_rows = nullptr;  // [H, 2·radius + 1]: weights in units of 2^−40, and rows
+    int64_t radius = 0, shift = 0;     // query i stands at i + shift
+    int64_t top = 0;                   // how many of a row's largest weights
+    float* top_weights = nullptr;      // [B, H, n, top]
+    int64_t* top_at = nullptr;
+};
+
 // What backward adds to a call: gradients in float32 that start at 0.
 struct Gradients {
     Tensor grad;               // of out, in the call's dtype

@@ -9,6 +9,7 @@ namespace regard {
 struct Kernels {
     bool (*forward)(const Call&);                      // false: a result is not finite
     bool (*backward)(const Call&, const Gradients&);   // false: a gradient is not finite
+    void (*look)(const Call&, const Look&);
 };
 
 const Kernels& kernels_for(InstructionSet set);

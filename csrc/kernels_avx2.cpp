@@ -2,8 +2,9 @@
 #define REGARD_ISA_NAMESPACE avx2
 #include "backward.h"
 #include "kernels.h"
+#include "look.h"
 
 namespace regard {
 extern const Kernels k_avx2;
-const Kernels k_avx2 = {avx2::forward, avx2::backward};
+const Kernels k_avx2 = {avx2::forward, avx2::backward, avx2::look};
 }  // namespace regard

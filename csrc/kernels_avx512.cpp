@@ -2,8 +2,9 @@
 #define REGARD_ISA_NAMESPACE avx512
 #include "backward.h"
 #include "kernels.h"
+#include "look.h"
 
 namespace regard {
 extern const Kernels k_avx512;
-const Kernels k_avx512 = {avx512::forward, avx512::backward};
+const Kernels k_avx512 = {avx512::forward, avx512::backward, avx512::look};
 }  // namespace regard

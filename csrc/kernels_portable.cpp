@@ -2,8 +2,9 @@
 #define REGARD_ISA_NAMESPACE portable
 #include "backward.h"
 #include "kernels.h"
+#include "look.h"
 
 namespace regard {
 extern const Kernels k_portable;
-const Kernels k_portable = {portable::forward, portable::backward};
+const Kernels k_portable = {portable::forward, portable::backward, portable::look};
 }  // namespace regard

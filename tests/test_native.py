@@ -152,6 +152,9 @@ def test_observables_equal_the_references(case: Case, name: str, data) -> None:
         if A.shape[-1]:
             there = A.gather(-1, ours.peak_at.clamp(min=0).unsqueeze(-1)).squeeze(-1)
             assert torch.allclose(there, theirs.peak * (ours.peak_at >= 0), atol=2e-4)
+            if observe.top:
+                there = A.gather(-1, ours.top_at.clamp(min=0)) * (ours.top_at >= 0)
+                assert torch.allclose(there, theirs.top, atol=2e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

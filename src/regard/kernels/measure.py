@@ -200,18 +200,14 @@ def measure(
     scores: Scores,
     observe: Observe,
     real: Tensor | None,
-    *,
-    rows: bool = True,
 ) -> dict[str, Tensor]:
     """Every observable but lse, by name. ``real``: bool ``[B or 1, n]``, the query rows that are no padding.
 
     ``softmax``: ``high`` and ``total`` as the reference finds them; None, to find them here. A kernel with another
-    arithmetic has other sums, and weights made of both would not add up to 1. ``rows=False`` leaves out the row values,
-    for a kernel that has measured them already.
+    arithmetic has other sums, and weights made of both would not add up to 1.
     """
     problem = Problem(q, k, scores)
     measurement = _Measurement(problem, observe, real)
     for span, keys in tiles(problem):
         measurement.query_tile(span, keys, softmax)
-    values = measurement.result()
-    return values if rows else {name: x for name, x in values.items() if name in head_names(observe)}
+    return measurement.result()

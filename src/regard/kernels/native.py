@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import math
 import warnings
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -182,7 +181,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Te
     return out, high, total
 
 
-_MAP_UNIT = 2.0**-40  # the kernel sums maps in whole numbers of this
+_UNIT = 2.0**-40  # the kernel sums weights over rows in whole numbers of this
 _ROWS = ("entropy", "peak", "offset", "distance", "sink", "local", "peak_at", "visible")
 
 
@@ -213,10 +212,34 @@ def observed(
     if g:
         bins = torch.arange(n) * g // max(1, n)
         values["map_rows"] = torch.zeros(H, g, dtype=torch.int64).index_add_(1, bins, values["counted"].sum(0))
-        values["map"] = (pooled.double() * _MAP_UNIT / values["map_rows"].clamp(min=1).unsqueeze(-1)).float()
+        values["map"] = (pooled.double() * _UNIT / values["map_rows"].clamp(min=1).unsqueeze(-1)).float()
     if observe.key_mass or observe.top or observe.profile is not None:
-        values |= measure.measure(q, k, None, scores, replace(observe, map=0), real, rows=False)
+        values |= _look(call, observe, values, shift)
     return out, high, total, values
+
+
+def _look(call: _Call, observe: Observe, values: dict[str, Tensor], shift: int) -> dict[str, Tensor]:
+    """Key mass, profile and top keys, in a second pass from the rows' highs and totals."""
+    counted = values["counted"]
+    (B, H, n), m, k = counted.shape, call.alive[1].shape[2], observe.top
+    radius = observe.radii()[0] if observe.profile is not None else 0
+    sums = {"key_mass": m if observe.key_mass else 0, "profile": 2 * radius + 1, "profile_rows": 2 * radius + 1}
+    if observe.profile is None:
+        sums["profile"] = sums["profile_rows"] = 0
+    room = {name: torch.zeros(H, size, dtype=torch.int64) for name, size in sums.items()}
+    top, top_at = torch.empty(B, H, n, k), torch.empty(B, H, n, k, dtype=torch.int64)
+    addresses = [x.data_ptr() if x.numel() else 0 for x in room.values()]
+    call.raw.look(
+        instruction_set(), counted.data_ptr(), *addresses, radius, shift, k, top.data_ptr(), top_at.data_ptr()
+    )
+    found = {"top": top, "top_at": top_at} if k else {}
+    if observe.key_mass:
+        rows = values["rows"].clamp(min=1).unsqueeze(-1)
+        found["key_mass"] = (room["key_mass"].double() * _UNIT / rows).float()
+    if observe.profile is not None:
+        rows = room["profile_rows"]
+        found |= {"profile": (room["profile"].double() * _UNIT / rows.clamp(min=1)).float(), "profile_rows": rows}
+    return found
 
 
 def backward(
