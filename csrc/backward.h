@@ -43,11 +43,9 @@ inline void fill_delta(const Call& c, const Gradients& g, const Head& head, int6
     int64_t grad_stride, out_stride;
     const float* grad = rows_of(g.grad, c.dtype, head.b, head.h, i, count, c.e, w.grad_rows, grad_stride);
     const float* out = rows_of(c.out, c.dtype, head.b, head.h, i, count, c.e, w.rows, out_stride);
-    for (int64_t r = 0; r < count; r++) {
-        float sum = 0;
-        for (int64_t f = 0; f < c.e; f++) sum += grad[r * grad_stride + f] * out[r * out_stride + f];
-        g.delta[(head.b * c.H + head.h) * c.n + i + r] = sum;
-    }
+    for (int64_t r = 0; r < count; r++)
+        g.delta[(head.b * c.H + head.h) * c.n + i + r] =
+            dot_product(grad + r * grad_stride, out + r * out_stride, c.e);
 }
 
 inline void enter_panel(const Call& c, const Gradients& g, const Head& head, int64_t i, BackwardScratch& w,
@@ -101,7 +99,7 @@ REGARD_INLINE void backward_block(const Call& c, const Gradients& g, const Head&
                                   const float* values, int64_t value_stride, float* dk, float* dv,
                                   BackwardScratch& w) {
     float *s = w.scores, *pulled = w.pulled;
-    products(c, keys, key_stride, w.panels, 0, s, count, w.odd);
+    products(c, keys, key_stride, w.panels, 0, s, count);
     if (c.best)
         to_hard_logits(c, head, b.p, j, count, s, w.other, w.kept, b.best, w.odd);
     else
@@ -181,13 +179,7 @@ inline void backward_group(const Call& c, const Gradients& g, int64_t b, int64_t
     }
 }
 
-inline bool all_finite(const float* x, int64_t count) {
-    F odd = F{};
-    int64_t t = 0;
-    for (; t + W <= count; t += W) odd += load(x + t) * 0.0f;
-    for (; t < count; t++) odd[0] += x[t] * 0.0f;
-    return sum(odd) == 0;
-}
+inline bool all_finite(const float* x, int64_t count) { return sum(zero_if_finite(x, count)) == 0; }
 
 // Into how many parts the keys of a head are cut: by the shape alone, as forward's. Biases are summed over all keys, so
 // their gradients need one task a head.

@@ -99,15 +99,16 @@ REGARD_INLINE const float* rows_of(const Tensor& x, Dtype dtype, int64_t b, int6
 }
 
 // Rows [count, width] → panel [width, PW], times `factor`; lanes beyond `count` are 0.
-REGARD_INLINE void to_panel(const float* rows, int64_t stride, int64_t count, int64_t width, float factor,
-                            float* panel) {
+template <bool whole>
+REGARD_INLINE void pack_panel(const float* rows, int64_t stride, int64_t count, int64_t width, float factor,
+                              float* panel) {
     const F by = all(factor);
     for (int c = 0; c < PW; c += W) {
         int64_t t = 0;
         for (; t + W <= width; t += W) {
             F r[W];
 #pragma GCC unroll 16
-            for (int x = 0; x < W; x++) r[x] = c + x < count ? load(rows + (c + x) * stride + t) * by : F{};
+            for (int x = 0; x < W; x++) r[x] = whole || c + x < count ? load(rows + (c + x) * stride + t) * by : F{};
             transpose(r);
 #pragma GCC unroll 16
             for (int x = 0; x < W; x++) store(panel + (t + x) * PW + c, r[x]);
@@ -116,6 +117,14 @@ REGARD_INLINE void to_panel(const float* rows, int64_t stride, int64_t count, in
             for (int x = 0; x < W; x++)
                 panel[t * PW + c + x] = c + x < count ? rows[(c + x) * stride + t] * factor : 0.0f;
     }
+}
+
+REGARD_INLINE void to_panel(const float* rows, int64_t stride, int64_t count, int64_t width, float factor,
+                            float* panel) {
+    if (count == PW)
+        pack_panel<true>(rows, stride, count, width, factor, panel);
+    else
+        pack_panel<false>(rows, stride, count, width, factor, panel);
 }
 
 // Panel [width, PW] → rows [count, width], each lane times its factor, added to what is there if `add`.

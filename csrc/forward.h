@@ -99,7 +99,7 @@ inline void fill_best(const Call& c, const Head& head, int64_t i, ForwardScratch
     for (int64_t j = p.first; j < p.last; j += BC) {
         const int64_t count = std::min(BC, p.last - j);
         const float* keys = rows_of(c.k, c.dtype, head.b, head.g, j, count, c.d, w.keys, stride);
-        products(c, keys, stride, w.panels, 0, w.scores, count, w.odd);
+        products(c, keys, stride, w.panels, 0, w.scores, count);
         raise_best(c, head, p, j, count, w.scores, w.other, w.kept, best, w.odd);
     }
     for (int64_t x = 0; x < p.count; x++) c.best[(head.b * c.H + head.h) * c.n + i + x] = best[x / W][x % W];
@@ -165,7 +165,7 @@ REGARD_INLINE void forward_block(const Call& c, int64_t j, int64_t count, const 
     float* s = w.scores;
     Running& run = strip.run;
     const Panel& p = strip.p;
-    products(c, keys, key_stride, strip.queries, strip.thin ? p.count : 0, s, count, w.odd);
+    products(c, keys, key_stride, strip.queries, strip.thin ? p.count : 0, s, count);
     if (c.best)
         to_hard_logits(c, strip.head, p, j, count, s, w.other, w.kept, run.best, w.odd);
     else
@@ -282,9 +282,7 @@ inline void finish_strip(const Call& c, ForwardScratch& w, Strip& strip) {
         c.total[row] = total;
         w.odd[0] += total * 0.0f;
     }
-    const int64_t numbers = c.e * (strip.thin ? p.count : PW);
-    for (int64_t t = 0; t + W <= numbers; t += W) w.odd += load(strip.sums + t) * 0.0f;
-    for (int64_t t = numbers / W * W; t < numbers; t++) w.odd[0] += strip.sums[t] * 0.0f;
+    w.odd += zero_if_finite(strip.sums, c.e * (strip.thin ? p.count : PW));
     char* out = const_cast<char*>(at(c.out, c.dtype, head.b, head.h, p.i));
     const bool direct = c.dtype == Dtype::f32;
     float* rows = direct ? reinterpret_cast<float*>(out) : w.rows;

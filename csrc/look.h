@@ -82,7 +82,7 @@ inline void look_block(const Call& c, int64_t j, int64_t count, const float* key
                        Strip& strip) {
     float* s = w.scores;
     const Panel& p = strip.p;
-    products(c, keys, stride, strip.queries, strip.thin ? p.count : 0, s, count, w.odd);
+    products(c, keys, stride, strip.queries, strip.thin ? p.count : 0, s, count);
     if (c.best)
         to_hard_logits(c, strip.head, p, j, count, s, w.other, w.kept, strip.run.best, w.odd);
     else

@@ -41,6 +41,7 @@ inline void place_panel(const Call& c, int64_t b, int64_t i, Panel& p) {
 struct Head {
     int64_t b = -1, h = -1, g = -1;
     bool has_line = false, has_other = false;
+    bool line_hides = false;  // a bias of −inf is on the line
     bool hides = false;  // something beside the runs of keys may hide one
     const float* line = nullptr;  // line[i - j + m]: the sum of all terms on a line
 };
@@ -62,7 +63,8 @@ inline void fill_line(const Call& c, Head& head, float* line) {
         if (on_line(t))
             for (int64_t s = 1; s < c.n + c.m; s++)
                 line[s] += term_value(t, head.b, head.h, 0, c.m - s - t.offset);
-    for (int64_t s = 1; s < c.n + c.m; s++) head.hides |= line[s] == kHidden;
+    for (int64_t s = 1; s < c.n + c.m; s++) head.line_hides |= line[s] == kHidden;
+    head.hides |= head.line_hides;
     head.line = line;
 }
 
@@ -94,18 +96,15 @@ inline void fill_other(const Call& c, const Head& head, const Panel& p, int64_t 
 REGARD_INLINE float query_factor(const Call& c) { return c.best ? 1.0f : static_cast<float>(c.scale); }
 
 // Products of `count` keys with a panel of queries, or with `lanes` rows of a thin strip (0: a panel). At scale 0 they
-// are 0 and not looked at, not even a NaN in them. `odd` becomes NaN if one is not finite: −inf would pass for hidden.
+// are 0 and not looked at, not even a NaN in them.
 REGARD_INLINE void products(const Call& c, const float* keys, int64_t stride, const float* queries, int64_t lanes,
-                            float* s, int64_t count, F& odd) {
-    if (c.scale == 0) {
+                            float* s, int64_t count) {
+    if (c.scale == 0)
         std::memset(s, 0, sizeof(float) * count * PW);
-        return;
-    }
-    if (lanes)
+    else if (lanes)
         thin_dot(keys, stride, queries, lanes, s, count, c.d);
     else
         dot(keys, stride, queries, s, count, c.d);
-    for (int64_t y = 0; y < count * NR; y++) odd += load(s + y * W) * 0.0f;
 }
 
 // s + bias: a bias of −inf hides whatever s is; `odd` becomes NaN if the sum of two finite numbers is not.
@@ -117,10 +116,11 @@ REGARD_INLINE F biased(F s, F bias, F& odd) {
 }
 
 // Turns products of keys j … j + count − 1 into logits. `other` is scratch. `slope`, if given, receives ∂logit/∂product
-// of the softcap. The products arrive scaled.
+// of the softcap. The products arrive scaled. `odd` becomes NaN if a number is not finite: −inf would pass for hidden.
 REGARD_INLINE void to_logits(const Call& c, const Head& head, const Panel& p, int64_t j, int64_t count, float* s,
                              float* other, float* slope, F& odd) {
     if (c.softcap > 0) {
+        odd += zero_if_finite(s, count * PW);
         const F cap = all(static_cast<float>(c.softcap)), down = all(static_cast<float>(1 / c.softcap));
         for (int64_t y = 0; y < count * NR; y++) {
             const F bent = tanh(load(s + y * W) * down);
@@ -133,8 +133,10 @@ REGARD_INLINE void to_logits(const Call& c, const Head& head, const Panel& p, in
 #pragma GCC unroll 4
             for (int x = 0; x < NR; x++) {
                 float* at = s + y * PW + x * W;
-                store(at, biased(load(at), load(head.line + (p.i + x * W) - (j + y) + c.m), odd));
+                const F bias = load(head.line + (p.i + x * W) - (j + y) + c.m);
+                store(at, head.line_hides ? biased(load(at), bias, odd) : load(at) + bias);
             }
+    if (!head.line_hides) odd += zero_if_finite(s, count * PW);
     if (head.has_other) {
         fill_other(c, head, p, j, count, other);
         for (int64_t y = 0; y < count * NR; y++) store(s + y * W, biased(load(s + y * W), load(other + y * W), odd));
@@ -153,6 +155,7 @@ REGARD_INLINE void to_logits(const Call& c, const Head& head, const Panel& p, in
 // Hard attention: of products and the rows' best, keeps the logits (biases) of the keys that tie; all others lose.
 REGARD_INLINE void to_hard_logits(const Call& c, const Head& head, const Panel& p, int64_t j, int64_t count, float* s,
                                   float* other, float* logits, const F* best, F& odd) {
+    odd += zero_if_finite(s, count * PW);
     std::memset(logits, 0, sizeof(float) * count * PW);
     to_logits(c, head, p, j, count, logits, other, nullptr, odd);
     for (int64_t y = 0; y < count; y++)
@@ -166,6 +169,7 @@ REGARD_INLINE void to_hard_logits(const Call& c, const Head& head, const Panel& 
 // Raises `best` to the largest visible product of a block; a visible NaN makes it NaN, and it stays so.
 REGARD_INLINE void raise_best(const Call& c, const Head& head, const Panel& p, int64_t j, int64_t count,
                               const float* s, float* other, float* logits, F* best, F& odd) {
+    odd += zero_if_finite(s, count * PW);
     std::memset(logits, 0, sizeof(float) * count * PW);
     to_logits(c, head, p, j, count, logits, other, nullptr, odd);
     for (int64_t y = 0; y < count; y++)

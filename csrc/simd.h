@@ -70,7 +70,8 @@ REGARD_INLINE F limited(F x) { return larger(all(-88.029692f), x); }
 // e^x for x <= 88 that is limited: 2^n·e^f with n = round(x/ln 2) and e^f of degree 5 on [-ln 2/2, ln 2/2]; relative
 // error 2e-7 near 0 and 5e-7 at the far end, where weights vanish; 0 below 2^-126, NaN stays NaN.
 REGARD_INLINE F exp_of_limited(F x) {
-    const F shift = all(12582912.0f);  // 1.5 · 2^23: adding it rounds to a whole number in the low bits
+    // Adding 1.5·2^23 rounds to a whole number in the low bits; 127 more, and these bits are the exponent of 2^n.
+    const F shift = all(12582912.0f + 127.0f);
     const F t = x * all(1.44269504f) + shift;
     const F f = x - (t - shift) * all(0.693147181f);
     F p = all(8.290314755e-03f) * f + all(4.189793013e-02f);
@@ -78,8 +79,7 @@ REGARD_INLINE F exp_of_limited(F x) {
     p = p * f + all(4.999914952e-01f);
     p = p * f + all(9.999997072e-01f);
     p = p * f + all(1.0f);
-    const I n = reinterpret_cast<I>(t) - all(int32_t{0x4B400000});
-    return p * reinterpret_cast<F>((n + 127) << 23);
+    return p * reinterpret_cast<F>(reinterpret_cast<U>(t) << 23);
 }
 
 REGARD_INLINE F exp(F x) { return exp_of_limited(limited(x)); }
@@ -88,6 +88,29 @@ REGARD_INLINE float sum(F x) {
     float total = 0;
     for (int y = 0; y < W; y++) total += x[y];
     return total;
+}
+
+// 0 in every lane while all of x is finite, else NaN somewhere. Four sums, so that none waits for the one before.
+REGARD_INLINE F zero_if_finite(const float* x, int64_t count) {
+    F zeros[4] = {};
+    int64_t t = 0;
+    for (; t + 4 * W <= count; t += 4 * W)
+#pragma GCC unroll 4
+        for (int y = 0; y < 4; y++) zeros[y] += load(x + t + y * W) * 0.0f;
+    for (; t + W <= count; t += W) zeros[0] += load(x + t) * 0.0f;
+    for (; t < count; t++) zeros[0][0] += x[t] * 0.0f;
+    return (zeros[0] + zeros[1]) + (zeros[2] + zeros[3]);
+}
+
+REGARD_INLINE float dot_product(const float* a, const float* b, int64_t count) {
+    F sums[2] = {};
+    int64_t t = 0;
+    for (; t + 2 * W <= count; t += 2 * W)
+        sums[0] += load(a + t) * load(b + t), sums[1] += load(a + t + W) * load(b + t + W);
+    for (; t + W <= count; t += W) sums[0] += load(a + t) * load(b + t);
+    float rest = 0;
+    for (; t < count; t++) rest += a[t] * b[t];
+    return sum(sums[0] + sums[1]) + rest;
 }
 
 // tanh x: a rational approximation on [-7.9, 7.9], beyond which float32 rounds to ±1; error about 2 roundings.
