@@ -99,7 +99,7 @@ REGARD_INLINE void backward_block(const Call& c, const Gradients& g, const Head&
                                   const float* values, int64_t value_stride, float* dk, float* dv,
                                   BackwardScratch& w) {
     float *s = w.scores, *pulled = w.pulled;
-    products(c, keys, key_stride, w.panels, 0, s, count);
+    products(c, {reinterpret_cast<const char*>(keys), key_stride, Dtype::f32}, w.panels, 0, s, count);
     if (c.best)
         to_hard_logits(c, head, b.p, j, count, s, w.other, w.kept, b.best, w.odd);
     else

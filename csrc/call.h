@@ -31,7 +31,8 @@ struct Call {
     int64_t B = 0, H = 0, G = 0, n = 0, m = 0, d = 0, e = 0;
     Dtype dtype = Dtype::f32;
     Tensor q, k, v, out;
-    // Each row's largest logit and Σ e^(s − high), [B, H, n]: −inf and 0 in a row that sees nothing.
+    // Each row's largest logit and Σ e^(s − high), [B, H, n]: −inf and 0 in a row that sees nothing. Forward leaves
+    // them out where they are null.
     double *high = nullptr, *total = nullptr;
     const int64_t* lo = nullptr;
     const int64_t* hi = nullptr;

@@ -75,7 +75,7 @@ struct Strip {
     Panel p;
     Running run;
     Watching watching;
-    bool thin;               // a few rows only: see blocks.h
+    bool thin;               // a few rows only: see thin.h
     float *queries, *sums;   // panels [d, PW] and [e, PW]; of a thin strip rows [lanes, d] and [lanes, e]
     alignas(64) uint32_t hashes[PW];
 };
@@ -98,8 +98,7 @@ inline void fill_best(const Call& c, const Head& head, int64_t i, ForwardScratch
     for (int x = 0; x < NR; x++) best[x] = all(kHidden);
     for (int64_t j = p.first; j < p.last; j += BC) {
         const int64_t count = std::min(BC, p.last - j);
-        const float* keys = rows_of(c.k, c.dtype, head.b, head.g, j, count, c.d, w.keys, stride);
-        products(c, keys, stride, w.panels, 0, w.scores, count);
+        products(c, float_rows(c.k, c.dtype, head.b, head.g, j, count, c.d, w.keys), w.panels, 0, w.scores, count);
         raise_best(c, head, p, j, count, w.scores, w.other, w.kept, best, w.odd);
     }
     for (int64_t x = 0; x < p.count; x++) c.best[(head.b * c.H + head.h) * c.n + i + x] = best[x / W][x % W];
@@ -160,12 +159,12 @@ inline void fade_sums(const Call& c, const F* fade, Strip& strip) {
 
 // One block of keys for one strip: scores, softmax update, values.
 template <bool watched>
-REGARD_INLINE void forward_block(const Call& c, int64_t j, int64_t count, const float* keys, int64_t key_stride,
-                                 const float* values, int64_t value_stride, ForwardScratch& w, Strip& strip) {
+REGARD_INLINE void forward_block(const Call& c, int64_t j, int64_t count, const Rows& keys, const Rows& values,
+                                 ForwardScratch& w, Strip& strip) {
     float* s = w.scores;
     Running& run = strip.run;
     const Panel& p = strip.p;
-    products(c, keys, key_stride, strip.queries, strip.thin ? p.count : 0, s, count);
+    products(c, keys, strip.queries, strip.thin ? p.count : 0, s, count);
     if (c.best)
         to_hard_logits(c, strip.head, p, j, count, s, w.other, w.kept, run.best, w.odd);
     else
@@ -213,9 +212,9 @@ REGARD_INLINE void forward_block(const Call& c, int64_t j, int64_t count, const 
         s = w.kept;
     }
     if (strip.thin)
-        thin_mix(values, value_stride, s, p.count, strip.sums, count, c.e);
+        thin_mix(values, s, p.count, strip.sums, count, c.e);
     else
-        mix(values, value_stride, s, strip.sums, count, c.e);
+        mix(values.floats(), values.stride, s, strip.sums, count, c.e);
 }
 
 // Keys start … stop − 1 for all strips of a tile: they have one key head, and share its blocks while these are in cache.
@@ -228,17 +227,18 @@ inline void forward_keys(const Call& c, int64_t start, int64_t stop, int used, F
     }
     first = std::max(first, start), last = std::min(last, stop);
     const Head& head = strips[0].head;
+    const bool as_it_is = used == 1 && strips[0].thin;  // nobody shares a converted block
     for (int64_t j = first; j < last; j += BC) {
         const int64_t count = std::min(BC, last - j);
-        int64_t key_stride, value_stride;
-        const float* keys = rows_of(c.k, c.dtype, head.b, head.g, j, count, c.d, w.keys, key_stride);
-        const float* values = rows_of(c.v, c.dtype, head.b, head.g, j, count, c.e, w.values, value_stride);
+        const Rows keys = as_it_is ? Rows{at(c.k, c.dtype, head.b, head.g, j), c.k.i, c.dtype}
+                                   : float_rows(c.k, c.dtype, head.b, head.g, j, count, c.d, w.keys);
+        const Rows values = as_it_is ? Rows{at(c.v, c.dtype, head.b, head.g, j), c.v.i, c.dtype}
+                                     : float_rows(c.v, c.dtype, head.b, head.g, j, count, c.e, w.values);
         for (int u = 0; u < used; u++) {
             const Panel& p = strips[u].p;
             const int64_t from = std::max(j, p.first), to = std::min(j + count, p.last);
             if (from < to)
-                forward_block<watched>(c, from, to - from, keys + (from - j) * key_stride, key_stride,
-                                       values + (from - j) * value_stride, value_stride, w, strips[u]);
+                forward_block<watched>(c, from, to - from, keys.from(from - j), values.from(from - j), w, strips[u]);
         }
     }
 }
@@ -277,9 +277,11 @@ inline void finish_strip(const Call& c, ForwardScratch& w, Strip& strip) {
         const float total = run.total[x / W][x % W];
         inverse[x] = total == 0 ? 0.0f : 1 / total;
         if (x >= p.count) continue;
-        const int64_t row = (head.b * c.H + head.h) * c.n + p.i + x;
-        c.high[row] = total == 0 ? kHidden : run.top[x / W][x % W];
-        c.total[row] = total;
+        if (c.high) {
+            const int64_t row = (head.b * c.H + head.h) * c.n + p.i + x;
+            c.high[row] = total == 0 ? kHidden : run.top[x / W][x % W];
+            c.total[row] = total;
+        }
         w.odd[0] += total * 0.0f;
     }
     w.odd += zero_if_finite(strip.sums, c.e * (strip.thin ? p.count : PW));

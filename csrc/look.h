@@ -78,11 +78,10 @@ inline void look_at_profile(const Panel& p, const uint8_t* counted, int64_t j, i
 }
 
 // One block of keys for one strip, whose `run` holds highs and 1/totals.
-inline void look_block(const Call& c, int64_t j, int64_t count, const float* keys, int64_t stride, LookScratch& w,
-                       Strip& strip) {
+inline void look_block(const Call& c, int64_t j, int64_t count, const Rows& keys, LookScratch& w, Strip& strip) {
     float* s = w.scores;
     const Panel& p = strip.p;
-    products(c, keys, stride, strip.queries, strip.thin ? p.count : 0, s, count);
+    products(c, keys, strip.queries, strip.thin ? p.count : 0, s, count);
     if (c.best)
         to_hard_logits(c, strip.head, p, j, count, s, w.other, w.kept, strip.run.best, w.odd);
     else
@@ -126,9 +125,7 @@ inline void look_at_strip(const Call& c, LookScratch& w, Strip& strip) {
     std::fill(w.best_at.begin(), w.best_at.end(), -1);
     for (int64_t j = p.first; j < p.last; j += BC) {
         const int64_t count = std::min(BC, p.last - j);
-        int64_t stride;
-        const float* keys = rows_of(c.k, c.dtype, strip.head.b, strip.head.g, j, count, c.d, w.keys, stride);
-        look_block(c, j, count, keys, stride, w, strip);
+        look_block(c, j, count, float_rows(c.k, c.dtype, strip.head.b, strip.head.g, j, count, c.d, w.keys), w, strip);
     }
     for (int64_t x = 0; x < p.count; x++)
         for (int64_t t = 0; t < k; t++) {

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "blocks.h"
-#include "convert.h"
+#include "thin.h"
 
 namespace regard {
 namespace REGARD_ISA_NAMESPACE {
@@ -95,16 +95,16 @@ inline void fill_other(const Call& c, const Head& head, const Panel& p, int64_t 
 // What queries are multiplied by when a panel is packed. Hard attention compares the products themselves.
 REGARD_INLINE float query_factor(const Call& c) { return c.best ? 1.0f : static_cast<float>(c.scale); }
 
-// Products of `count` keys with a panel of queries, or with `lanes` rows of a thin strip (0: a panel). At scale 0 they
-// are 0 and not looked at, not even a NaN in them.
-REGARD_INLINE void products(const Call& c, const float* keys, int64_t stride, const float* queries, int64_t lanes,
-                            float* s, int64_t count) {
+// Products of `count` keys with a panel of queries, or with `lanes` rows of a thin strip (0: a panel, and keys in
+// float32). At scale 0 they are 0 and not looked at, not even a NaN in them.
+REGARD_INLINE void products(const Call& c, const Rows& keys, const float* queries, int64_t lanes, float* s,
+                            int64_t count) {
     if (c.scale == 0)
         std::memset(s, 0, sizeof(float) * count * PW);
     else if (lanes)
-        thin_dot(keys, stride, queries, lanes, s, count, c.d);
+        thin_dot(keys, queries, lanes, s, count, c.d);
     else
-        dot(keys, stride, queries, s, count, c.d);
+        dot(keys.floats(), keys.stride, queries, s, count, c.d);
 }
 
 // s + bias: a bias of −inf hides whatever s is; `odd` becomes NaN if the sum of two finite numbers is not.

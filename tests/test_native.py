@@ -213,6 +213,18 @@ def test_few_queries_and_many_keys(full_tiles, isa: str, name: str, n: int) -> N
     assert torch.equal(ours.visible, theirs.visible) and torch.equal(ours.peak_at, theirs.peak_at)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", [1, 6])
+def test_decoding_reads_half_precision_as_it_is(full_tiles, isa: str, dtype: torch.dtype, heads: int) -> None:
+    """One head reads keys in their own dtype, heads that share keys a converted block; widths with a remainder."""
+    g = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, heads, 1, 83, generator=g).to(dtype), torch.randn(2, 1, 700, 83, generator=g).to(dtype)
+    v = torch.randn(2, 1, 700, 77, generator=g).to(dtype)
+    ours = regard.attention(q, k, v, mask=Padding([700, 333]), backend="native")
+    theirs = regard.attention(q, k, v, mask=Padding([700, 333]), backend="reference")
+    assert torch.allclose(ours.float(), theirs.float(), atol=torch.finfo(dtype).eps / 2)
+
+
 def test_hidden_nan_stays_hidden_and_visible_nan_does_not(isa: str) -> None:
     g = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(1, 2, 40, 8, generator=g) for _ in range(3))

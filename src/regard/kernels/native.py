@@ -85,11 +85,18 @@ class _Call:
     """A call in the compiled module's form, with the tensors it points to."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, high: Tensor, total: Tensor, scores: Scores
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        high: Tensor | None,
+        total: Tensor | None,
+        scores: Scores,
     ) -> None:
         assert _module is not None
         q, k, v = _rows(q), _rows(k), _rows(v)
-        self.alive = [q, k, v, out, high, total]
+        self.alive = [x for x in (q, k, v, out, high, total) if x is not None]
         self.raw = _module.Call(
             DTYPES[q.dtype],
             scores.scale,
@@ -102,11 +109,11 @@ class _Call:
             *_parts(v),
             out.data_ptr(),
             out.stride(),
-            high.data_ptr(),
-            total.data_ptr(),
+            0 if high is None else high.data_ptr(),
+            0 if total is None else total.data_ptr(),
         )
         if scores.scale == math.inf:
-            self.raw.best(self.keep(torch.empty_like(high, dtype=torch.float32)).data_ptr())
+            self.raw.best(self.keep(q.new_empty(q.shape[:3], dtype=torch.float32)).data_ptr())
         if scores.mask is not None:
             self.raw.mask(*_parts(self.keep(scores.mask)))
         if scores.bias is not None:
@@ -159,6 +166,15 @@ def _worth_another_look(scores: Scores, *tensors: Tensor) -> bool:
     if any(x is not None for x in (scores.lo, scores.hi, scores.mask, scores.bias, scores.sinks)) or scores.terms:
         return True
     return all(bool(x.isfinite().all()) for x in tensors)
+
+
+def output(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+    """``forward``'s out alone: a small call would feel the room for the rest."""
+    out = q.new_empty(q.shape[0], q.shape[1], q.shape[2], v.shape[3])
+    call = _Call(q, k, v, out, None, None, scores)
+    if not call.raw.forward(instruction_set(), [], []) and _worth_another_look(scores, q, k, v):
+        return reference.output(q, k, v, scores)
+    return out
 
 
 def _room(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

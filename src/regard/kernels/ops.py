@@ -91,7 +91,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: str) -> Tensor
         return attention_op(q, k, v, *options(scores, backend))[0]
     if not (torch.is_grad_enabled() and _learns(q, k, v, scores.bias, scores.sinks, *tables)):
         with full_precision(q):
-            return _KERNELS[backend].forward(q, k, v, scores)[0]
+            return _KERNELS[backend].output(q, k, v, scores)
     if _learns(*tables):  # a list of tensors has gradients in the operator only
         return attention_op(q, k, v, *options(scores, backend))[0]
     return _Eager.apply(q, k, v, *options(scores, backend))

@@ -61,6 +61,11 @@ def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Te
     return out, highs, totals
 
 
+def output(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+    """``forward``'s out alone."""
+    return forward(q, k, v, scores)[0]
+
+
 def _finite(*xs: Tensor) -> bool:
     return all(bool(x.isfinite().all()) for x in xs)
 
