@@ -85,9 +85,15 @@ REGARD_INLINE F exp_of_limited(F x) {
 REGARD_INLINE F exp(F x) { return exp_of_limited(limited(x)); }
 
 REGARD_INLINE float sum(F x) {
-    float total = 0;
-    for (int y = 0; y < W; y++) total += x[y];
-    return total;
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps(x);
+#elif defined(__AVX2__)
+    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+#else
+    return (x[0] + x[2]) + (x[1] + x[3]);
+#endif
 }
 
 // 0 in every lane while all of x is finite, else NaN somewhere. Four sums, so that none waits for the one before.
