@@ -145,7 +145,7 @@ def attention(
         raise TypeError(f"observe must be a regard.Observe, got {type(observe).__name__}")
     real = _real_queries(observe, mask, shape, q.device)
     spec = ops.encode(observe, offset_of(shape.n, shape.m, observe.offset))
-    out, high, total, *values = ops.observed_op(q4, k4, v4, *ops.options(scores, chosen), real, spec)
+    out, high, total, *values = ops.run_observed(q4, k4, v4, scores, chosen, real, spec)
     kept = (KeptCall(q4.detach(), k4.detach(), scores.detach()),) if observe.keep else ()
     seen = Observation(
         observe=replace(observe, queries=None),

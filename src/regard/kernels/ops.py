@@ -97,6 +97,15 @@ def run(q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: str) -> Tensor
     return _Eager.apply(q, k, v, *options(scores, backend))
 
 
+def run_observed(
+    q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: str, real: Tensor | None, spec: list[int]
+) -> list[Tensor]:
+    """out, high, total and the observables, in the same two ways."""
+    learned = (scores.bias, scores.sinks, *(t.table for t in scores.terms))
+    straight = _unwatched(q, k, v, *learned) and not (torch.is_grad_enabled() and _learns(q, k, v, *learned))
+    return (_observed if straight else observed_op)(q, k, v, *options(scores, backend), real, spec)
+
+
 def _learns(*tensors: Tensor | None) -> bool:
     return any(x is not None and x.requires_grad for x in tensors)
 
