@@ -9,8 +9,6 @@
 namespace regard {
 namespace REGARD_ISA_NAMESPACE {
 
-inline int64_t in_units(double x) { return std::llrint(std::ldexp(x, 40)); }
-
 struct LookScratch : ForwardScratch {
     const Call& call;
     const Look& what;
@@ -48,9 +46,14 @@ private:
 // Logits of a block, before they become weights: the largest of each row, lower keys first among equals.
 inline void look_for_top(const Panel& p, int64_t j, int64_t count, const float* s, const float* seen, LookScratch& w) {
     const int64_t k = w.what.top;
+    F high[NR];
+    for (int x = 0; x < NR; x++) high[x] = all(kHidden);
+    for (int64_t y = 0; y < count; y++)
+        for (int x = 0; x < NR; x++) high[x] = larger(load(s + y * PW + x * W), high[x]);
     for (int64_t x = 0; x < p.count; x++) {
         float* best = w.best.data() + x * k;
         int64_t* at = w.best_at.data() + x * k;
+        if (at[k - 1] >= 0 && high[x / W][x % W] <= best[k - 1]) continue;  // nearly always, after the first blocks
         for (int64_t y = 0; y < count; y++) {
             const float logit = s[y * PW + x];
             if (seen[y * PW + x] == kHidden || (at[k - 1] >= 0 && logit <= best[k - 1])) continue;
@@ -123,8 +126,13 @@ inline void look_at_strip(const Call& c, LookScratch& w, Strip& strip) {
         strip.run.total[x / W][x % W] = empty ? 0.0f : static_cast<float>(1 / c.total[row]);
     }
     std::fill(w.best_at.begin(), w.best_at.end(), -1);
-    for (int64_t j = p.first; j < p.last; j += BC) {
-        const int64_t count = std::min(BC, p.last - j);
+    int64_t first = p.first, last = p.last;
+    if (!k && !w.what.key_mass) {  // a profile needs the keys around the queries only
+        first = std::max(first, p.i + w.what.shift - w.what.radius);
+        last = std::min(last, p.i + p.count + w.what.shift + w.what.radius);
+    }
+    for (int64_t j = first; j < last; j += BC) {
+        const int64_t count = std::min(BC, last - j);
         look_block(c, j, count, float_rows(c.k, c.dtype, strip.head.b, strip.head.g, j, count, c.d, w.keys), w, strip);
     }
     for (int64_t x = 0; x < p.count; x++)

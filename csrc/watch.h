@@ -9,6 +9,9 @@
 namespace regard {
 namespace REGARD_ISA_NAMESPACE {
 
+// A sum of weights in whole numbers of 2^−40, rounded. (A call of llrint or ldexp costs more than the sum.)
+REGARD_INLINE int64_t in_units(float x) { return static_cast<int64_t>(static_cast<double>(x) * 0x1p40 + 0.5); }
+
 // The running sums of one panel.
 struct Watching {
     F heat[NR], distance[NR], offset[NR], sink[NR], local[NR];
@@ -198,8 +201,7 @@ inline void add_to_map(const Call& c, const Head& head, const Panel& p, const F*
             for (; x < p.count && rows[x] == row; x++) total += mass[x];
             if (total != 0)
                 __atomic_fetch_add(c.watch->map + (head.h * g + row) * g + bin,
-                                   static_cast<int64_t>(std::llrint(std::ldexp(static_cast<double>(total), 40))),
-                                   __ATOMIC_RELAXED);
+                                   in_units(total), __ATOMIC_RELAXED);
         }
     }
 }

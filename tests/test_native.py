@@ -50,7 +50,8 @@ def run(case: Case, dtype: torch.dtype, call) -> list[torch.Tensor]:
 def check(case: Case) -> None:
     """Output and all gradients within a few roundings of float64's, where scores reach that far more of them.
 
-    A weight is e^(s − high) / total: its relative error is the rounding of s, so the floor grows with the largest |s|.
+    A weight is e^(s − high) / total: its relative error is the error of s, which is a few roundings of the largest |s|
+    and of the products that were summed to q·k, however small their sum (or what a softcap makes of it) is.
     """
     seed = seeded() if case.options["dropout"] else None
     ours = run(case, torch.float32, lambda *a, **o: regard.attention(*a, **o, backend="native"))
@@ -65,7 +66,11 @@ def check(case: Case) -> None:
     seen = logits[0][logits[0] > -math.inf]
     reach = seen.abs().max().item() if seen.numel() else 0.0
     largest = max((x.abs().max().item() for x in exact if x.numel()), default=0.0)
-    floor = (2e-5 + 8 * torch.finfo(torch.float32).eps * reach) * (1 + largest)
+    scale = case.q.shape[-1] ** -0.5 if case.options["scale"] is None else case.options["scale"]
+    terms = 0.0
+    if scale not in (0, math.inf) and case.q.numel() and case.k.numel():
+        terms = scale * (case.q.norm(dim=-1).max() * case.k.norm(dim=-1).max()).item()
+    floor = (2e-5 + torch.finfo(torch.float32).eps * (8 * reach + terms)) * (1 + largest)
     for a, b in zip(ours, exact, strict=True):
         assert a.isfinite().all()
         assert not a.numel() or (a - b).abs().max() <= floor
