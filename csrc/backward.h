@@ -124,6 +124,7 @@ REGARD_INLINE void backward_block(const Call& c, const Gradients& g, const Head&
             const int64_t at = y * PW + x * W;
             store(s + at, load(s + at) * (load(pulled + at) - b.delta[x]));
         }
+    w.odd += zero_if_finite(s, count * PW);  // biases get these numbers, and nobody looks at theirs again
     add_to_biases(c, g, head, b.p, j, count, s);
     if (c.scale == 0 || c.best) return;  // the output does not move with q and k
     if (c.softcap > 0)

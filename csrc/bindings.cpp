@@ -34,7 +34,7 @@ Tensor tensor(uintptr_t data, const Four& sizes, const Four& strides) {
 
 // A term is on a line if keys stand at 0, 1, 2 … and queries at offset, offset + 1 …
 void find_line(const Call& c, Term& t) {
-    t.line = true;
+    t.line = c.n == 0 || t.query_at[0] != kNowhere;
     for (int64_t j = 0; t.line && j < c.m; j++) t.line = t.key_at[j] == j;
     for (int64_t i = 0; t.line && i < c.n; i++) t.line = t.query_at[i] == t.query_at[0] + i;
     t.offset = t.line && c.n > 0 ? t.query_at[0] : 0;

@@ -56,7 +56,7 @@ struct Watch {
     int64_t *peak_at = nullptr, *visible = nullptr;
     int64_t shift = 0, sinks = 0, radius = 0;  // query i stands at i + shift; j < sinks; |δ| ≤ radius
     int64_t bins = 0;                          // g of the map, 0 for none
-    int64_t* map = nullptr;                    // [H, g, g]: sums over the rows that count, in units of 2^−40
+    int64_t* map = nullptr;                    // [H, g, g]: sums over the rows that count, in units of 2^−32
     const uint8_t* real = nullptr;             // rows that are no padding, by batch entry; null: all
     int64_t real_b = 0;
 };
@@ -64,8 +64,8 @@ struct Watch {
 // What a second pass measures, from highs and totals: what cannot be summed while the maximum still rises.
 struct Look {
     const uint8_t* counted = nullptr;  // [B, H, n]: the rows that count per head
-    int64_t* key_mass = nullptr;       // [H, m], in units of 2^−40
-    int64_t *profile = nullptr, *profile_rows = nullptr;  // [H, 2·radius + 1]: weights in units of 2^−40, and rows
+    int64_t* key_mass = nullptr;       // [H, m], in units of 2^−32
+    int64_t *profile = nullptr, *profile_rows = nullptr;  // [H, 2·radius + 1]: weights in units of 2^−32, and rows
     int64_t radius = 0, shift = 0;     // query i stands at i + shift
     int64_t top = 0;                   // how many of a row's largest weights
     float* top_weights = nullptr;      // [B, H, n, top]

@@ -1,6 +1,6 @@
 // The second pass over the weights A = e^(s − high) / total: key mass, profile and each row's largest weights.
 //
-// Sums over rows are whole numbers of 2^−40, kept by each thread for one head and added to the shared ones when the head
+// Sums over rows are whole numbers of 2^−32, kept by each thread for one head and added to the shared ones when the head
 // changes: no order of threads changes a bit. Logits are those of the forward pass, which has found them finite.
 #pragma once
 

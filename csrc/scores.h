@@ -51,6 +51,12 @@ inline float term_value(const Term& t, int64_t b, int64_t h, int64_t i, int64_t 
     return row[std::clamp<int64_t>(at - t.first, 0, t.columns - 1)];
 }
 
+// a + b, NaN where two finite numbers overflow: −inf would pass for hidden, a NaN is reported.
+inline float added(float a, float b) {
+    const float sum = a + b;
+    return sum == kHidden && a != kHidden && b != kHidden ? std::numeric_limits<float>::quiet_NaN() : sum;
+}
+
 inline bool on_line(const Term& t) { return t.line && t.table.i == 0; }
 
 inline void fill_line(const Call& c, Head& head, float* line) {
@@ -62,7 +68,7 @@ inline void fill_line(const Call& c, Head& head, float* line) {
     for (const Term& t : c.terms)
         if (on_line(t))
             for (int64_t s = 1; s < c.n + c.m; s++)
-                line[s] += term_value(t, head.b, head.h, 0, c.m - s - t.offset);
+                line[s] = added(line[s], term_value(t, head.b, head.h, 0, c.m - s - t.offset));
     for (int64_t s = 1; s < c.n + c.m; s++) head.line_hides |= line[s] == kHidden;
     head.hides |= head.line_hides;
     head.line = line;
@@ -87,7 +93,8 @@ inline void fill_other(const Call& c, const Head& head, const Panel& p, int64_t 
             if (from == kNowhere) continue;
             for (int64_t y = 0; y < count; y++)
                 if (t.key_at[j + y] != kNowhere)
-                    other[y * PW + x] += term_value(t, head.b, head.h, i, t.key_at[j + y] - from);
+                    other[y * PW + x] =
+                        added(other[y * PW + x], term_value(t, head.b, head.h, i, t.key_at[j + y] - from));
         }
     }
 }

@@ -9,8 +9,8 @@
 namespace regard {
 namespace REGARD_ISA_NAMESPACE {
 
-// A sum of weights in whole numbers of 2^−40, rounded. (A call of llrint or ldexp costs more than the sum.)
-REGARD_INLINE int64_t in_units(float x) { return static_cast<int64_t>(static_cast<double>(x) * 0x1p40 + 0.5); }
+// A sum of weights in whole numbers of 2^−32, rounded: 2^31 rows fit. (A call of llrint or ldexp costs more than the sum.)
+REGARD_INLINE int64_t in_units(float x) { return static_cast<int64_t>(static_cast<double>(x) * 0x1p32 + 0.5); }
 
 // The running sums of one panel.
 struct Watching {
@@ -183,7 +183,7 @@ inline void join_watching(const Call& c, const F* top, const F* a_top, const F* 
 }
 
 // Adds the panel's rows to the map, each times its `share`: 1/total, or 0 for a row that does not count. Sums are whole
-// numbers of 2^−40, so that neither their order nor the number of threads changes a bit.
+// numbers of 2^−32, so that neither their order nor the number of threads changes a bit.
 inline void add_to_map(const Call& c, const Head& head, const Panel& p, const F* top, const float* share,
                        const Watching& w) {
     const int64_t g = c.watch->bins;
@@ -199,7 +199,7 @@ inline void add_to_map(const Call& c, const Head& head, const Panel& p, const F*
             const int64_t row = rows[x];
             float total = 0;
             for (; x < p.count && rows[x] == row; x++) total += mass[x];
-            if (total != 0)
+            if (total > 0)
                 __atomic_fetch_add(c.watch->map + (head.h * g + row) * g + bin,
                                    in_units(total), __ATOMIC_RELAXED);
         }

@@ -289,6 +289,11 @@ def test_views_that_torch_negates_lazily_are_read_right() -> None:
     assert flipped.is_neg()
     lazy = regard.attention(x, x, x, bias=flipped)
     assert torch.equal(lazy, regard.attention(x, x, x, bias=flipped.resolve_neg()))
+    y = x.clone().requires_grad_()
+    found = [
+        torch.autograd.grad(regard.attention(y, x, x, bias=b).sum(), y)[0] for b in (flipped, flipped.resolve_neg())
+    ]
+    assert torch.equal(*found)
     q = torch.view_as_complex(torch.randn(1, 1, 6, 1, 2)).conj().imag
     assert torch.equal(regard.attention(q, q, x), regard.attention(*[q.resolve_neg()] * 2, x))
 

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import regard
 from regard import Causal, Dense, Observe, Padding, Window
 from regard.kernels import native
+from regard.scores import NOWHERE, Bias, RelativeTerm
 
 pytestmark = pytest.mark.skipif(not native.built(), reason="the pure package has no native kernel")
 SETS = native.instruction_sets() or ("none",)
@@ -70,7 +71,8 @@ def check(case: Case) -> None:
     terms = 0.0
     if scale not in (0, math.inf) and case.q.numel() and case.k.numel():
         terms = scale * (case.q.norm(dim=-1).max() * case.k.norm(dim=-1).max()).item()
-    floor = (2e-5 + torch.finfo(torch.float32).eps * (8 * reach + terms)) * (1 + largest)
+    rows = case.q.numel() / case.q.shape[-1]  # the gradient of a value that all rows share is a sum over them
+    floor = (2e-5 + torch.finfo(torch.float32).eps * (8 * reach + terms + rows / 4)) * (1 + largest)
     for a, b in zip(ours, exact, strict=True):
         assert a.isfinite().all()
         assert not a.numel() or (a - b).abs().max() <= floor
@@ -253,6 +255,65 @@ def test_hidden_nan_stays_hidden_and_visible_nan_does_not(isa: str) -> None:
     mine = torch.autograd.grad(torch.where(blind.view(1, 1, -1, 1), b, 0).sum(), dirty)
     theirs = torch.autograd.grad((a * blind.view(1, 1, -1, 1)).sum(), clean)
     assert torch.allclose(mine[0][:, :, blind], theirs[0][:, :, blind], atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, math.inf])
+def test_a_hidden_nan_does_not_reach_the_gradient_of_a_bias(isa: str, scale: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 9, 8, generator=g) for _ in range(3))
+    v[:, :, 4] = math.nan
+    see = torch.ones(9, 9, dtype=torch.bool)
+    see[:, 4] = False
+    found = []
+    for backend in ("native", "reference"):
+        bias = torch.randn(9, 9, generator=g.manual_seed(1)).requires_grad_()
+        out = regard.attention(q, k, v, bias=bias, mask=Dense(see), scale=scale, backend=backend)
+        found.append(torch.autograd.grad((out * out).sum(), bias)[0])
+    assert found[0].isfinite().all() and torch.allclose(*found, atol=1e-4)
+
+
+class Given(Bias):
+    """Terms as they are given."""
+
+    def __init__(self, *terms: RelativeTerm) -> None:
+        self.given = terms
+
+    def terms(self, q: torch.Tensor, m: int) -> tuple[RelativeTerm, ...]:
+        return self.given
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_table_expanded_over_rows_has_its_own_gradient(isa: str, shuffled: bool) -> None:
+    at = torch.arange(5)
+    keys = at.flip(0) if shuffled else at
+    found = []
+    for backend in ("native", "reference"):
+        g = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(2, 3, 5, 4, generator=g) for _ in range(3))
+        table = torch.randn(1, 3, 1, 9, generator=g).requires_grad_()
+        bias = Given(RelativeTerm(table.expand(2, 3, 5, 9), at, keys, -4))
+        out = regard.attention(q, k, v, bias=bias, backend=backend)
+        found.append([out, *torch.autograd.grad((out * out).sum(), table)])
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_query_that_stands_nowhere_takes_no_bias(isa: str, n: int) -> None:
+    table = torch.arange(9.0).view(1, 1, 1, 9)
+    where = torch.tensor([NOWHERE, 1][:n])
+    q, k, v = torch.randn(1, 1, n, 4), torch.randn(1, 1, 5, 4), torch.randn(1, 1, 5, 4)
+    bias = Given(RelativeTerm(table, where, torch.arange(5), -4))
+    ours = regard.attention(q, k, v, bias=bias, backend="native")
+    assert torch.allclose(ours, regard.attention(q, k, v, bias=bias, backend="reference"), atol=1e-6)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_biases_that_overflow_together_do_not_hide(isa: str, shuffled: bool) -> None:
+    at = torch.arange(3)
+    low = RelativeTerm(torch.full((1, 1, 1, 5), -2e38), at, at.flip(0) if shuffled else at, -2)
+    x, v = torch.ones(1, 1, 3, 2), torch.eye(3).view(1, 1, 3, 3)
+    assert torch.allclose(regard.attention(x, x, v, bias=Given(low, low), backend="native"), torch.full((3, 3), 1 / 3))
 
 
 def test_layouts_without_contiguous_rows_are_copied_once(isa: str) -> None:

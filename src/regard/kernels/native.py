@@ -125,7 +125,9 @@ class _Call:
                 bound = self.keep(bound if bound.stride(1) == 1 else bound.contiguous())
                 getattr(self.raw, name)(bound.data_ptr(), _strides(bound)[0])
         for term in scores.terms:
-            table = self.keep(_rows(_as_float32(term.table)))
+            table = _rows(_as_float32(term.table))
+            # stride 0 says that rows share; the gradient's room goes by the size
+            table = self.keep(table.contiguous() if table.shape[2] > 1 and table.stride(2) == 0 else table)
             query_at, key_at = self.keep(term.query_at.contiguous()), self.keep(term.key_at.contiguous())
             places = (table.shape[3], query_at.data_ptr(), key_at.data_ptr(), term.first)
             self.raw.term(table.data_ptr(), *_strides(table)[:3], *places)
@@ -197,7 +199,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Te
     return out, high, total
 
 
-_UNIT = 2.0**-40  # the kernel sums weights over rows in whole numbers of this
+_UNIT = 2.0**-32  # the kernel sums weights over rows in whole numbers of this
 _ROWS = ("entropy", "peak", "offset", "distance", "sink", "local", "peak_at", "visible")
 
 
@@ -307,9 +309,17 @@ def backward(
         None
         if d_bias is None or scores.bias is None
         else reference.reduce_to(d_bias, scores.bias.shape).to(scores.bias.dtype),
-        reference.sink_gradient(scores.sinks, high, total, delta),
+        _sink_gradient(scores.sinks, high, total, delta),
         [_table_gradient(t, d, line, n, m) for t, d in zip(scores.terms, tables, strict=False)],
     )
+
+
+def _sink_gradient(sinks: Tensor | None, high: Tensor, total: Tensor, delta: Tensor) -> Tensor | None:
+    """The reference's, for the sinks as the kernel has seen them: in float32."""
+    if sinks is None:
+        return None
+    found = reference.sink_gradient(sinks.float(), high, total, delta.double())
+    return None if found is None else found.to(sinks.dtype)
 
 
 def _bias_gradient(bias: Tensor, delta: Tensor) -> Tensor:

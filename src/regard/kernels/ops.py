@@ -210,7 +210,8 @@ def _gradients(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         at = _INPUTS.index
         tables_need = ctx.needs_input_grad[at("tables")]  # a list in the operator, False in _Eager
         biases = bool(ctx.needs_input_grad[at("bias")] or (any(tables_need) if tables_need else False))
-        call = backward_op if torch.is_grad_enabled() or not _unwatched(grad) else _backward
+        straight = not torch.is_grad_enabled() and _unwatched(grad, q, k, v, bias, sinks, *tables)
+        call = _backward if straight else backward_op
         found = iter(call(grad, q, k, v, out, high, total, *lowered, biases))
         result[:3] = next(found), next(found), next(found)
         result[at("sinks")] = None if sinks is None else next(found)
