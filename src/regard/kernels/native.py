@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.kernels import measure, reference
-from regard.kernels.reference import Gradients
+from regard.kernels.reference import Forward, Gradients
 from regard.observables import Observe
 from regard.scores import Scores
 from regard.shapes import offset_of
@@ -186,7 +186,7 @@ def _room(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(B, H, n, v.shape[3]), high, total
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Forward:
     """``out [B, H, n, e]`` in q's dtype, ``high`` and ``total [B, H, n]``, as ``reference.forward``.
 
     The kernel lets 0 · NaN happen and float32 overflow, and says when a result is not finite; such a call is computed
@@ -196,7 +196,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Te
     call = _Call(q, k, v, out, high, total, scores)  # named: what it points to must live while the kernel runs
     if not call.raw.forward(instruction_set(), [], []) and _worth_another_look(scores, q, k, v):
         return reference.forward(q, k, v, scores)
-    return out, high, total
+    return Forward(out, high, total)
 
 
 _UNIT = 2.0**-32  # the kernel sums weights over rows in whole numbers of this
@@ -261,18 +261,10 @@ def _look(call: _Call, observe: Observe, values: dict[str, Tensor], shift: int) 
 
 
 def backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    high: Tensor,
-    total: Tensor,
-    scores: Scores,
-    *,
-    biases: bool = True,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, made: Forward, scores: Scores, *, biases: bool = True
 ) -> Gradients:
     """As ``reference.backward``."""
+    out, high, total = made
     call = _Call(q, k, v, out, high, total, scores)
     B, H, n, d = q.shape
     m = k.shape[2]
@@ -301,7 +293,7 @@ def backward(
     )
     if not finite and _worth_another_look(scores, grad, q, k, v):
         # with the reference's own sums: those of another arithmetic would make weights that do not add up to 1
-        return reference.backward(grad, q, k, v, *reference.forward(q, k, v, scores), scores, biases=biases)
+        return reference.backward(grad, q, k, v, reference.forward(q, k, v, scores), scores, biases=biases)
     return Gradients(
         dq.to(q.dtype),
         dk.to(k.dtype),

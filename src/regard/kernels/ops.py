@@ -122,7 +122,7 @@ def _unwatched(*tensors: Tensor | None) -> bool:
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     with full_precision(q):
-        return _KERNELS[given[-1]].forward(q, k, v, _scores(given))
+        return tuple(_KERNELS[given[-1]].forward(q, k, v, _scores(given)))
 
 
 def _observed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> list[Tensor]:
@@ -137,7 +137,7 @@ def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> lis
     out, high, total, *lowered, biases = given
     scores = _scores(tuple(lowered))
     with full_precision(q):
-        g = _KERNELS[lowered[-1]].backward(grad, q, k, v, out, high, total, scores, biases=biases)
+        g = _KERNELS[lowered[-1]].backward(grad, q, k, v, reference.Forward(out, high, total), scores, biases=biases)
     return [x for x in (g.q, g.k, g.v, g.sinks, g.bias, *g.tables) if x is not None]
 
 

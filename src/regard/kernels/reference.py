@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,7 +37,15 @@ from regard.observables import Observe
 from regard.scores import RelativeTerm, Scores, term_index
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+class Forward(NamedTuple):
+    """What a forward pass leaves for a backward one."""
+
+    out: Tensor
+    high: Tensor
+    total: Tensor
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Forward:
     """``out [B, H, n, e]`` in q's dtype; ``high`` and ``total [B, H, n]`` in the working dtype."""
     problem = Problem(q, k, scores)
     B, H, n, _ = problem.sizes
@@ -58,7 +67,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Te
         empty = total == 0
         out[:, :, rows] = torch.where(empty, 0.0, mixed / torch.where(empty, 1.0, total)).to(out.dtype)
         highs[:, :, rows], totals[:, :, rows] = high.squeeze(-1), total.squeeze(-1)
-    return out, highs, totals
+    return Forward(out, highs, totals)
 
 
 def output(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
@@ -114,18 +123,10 @@ class Gradients:
 
 
 def backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    high: Tensor,
-    total: Tensor,
-    scores: Scores,
-    *,
-    biases: bool = True,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, made: Forward, scores: Scores, *, biases: bool = True
 ) -> Gradients:
     """Gradients of ``Σ grad ∘ out``; tiles are computed again. ``biases=False`` leaves out bias and tables."""
+    out, high, total = made
     problem = Problem(q, k, scores)
     exact = problem.dtype
     B, H, n, m = problem.sizes
