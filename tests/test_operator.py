@@ -190,6 +190,12 @@ def test_a_case_in_which_one_rounded_lse_lost_two_digits() -> None:
     check_float32(build(choice, 5, 13, 7, 7, 3671))
 
 
+def test_a_case_in_which_a_rounded_table_lost_a_digit_of_its_parameters_gradient() -> None:
+    choice = dict.fromkeys(CHOICES, "none") | {"bias": "quadratic", "scale": "small", "softcap": "cap"}
+    choice |= {"heads": "one", "batch": "nested", "layout": "sliced", "values": "normal"}
+    check_float32(build(choice, 11, 0, 7, 1, 2541825))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("n, m", [(64, 64), (17, 63), (128, 257)])
 def test_error_is_within_twice_torchs_own(middle_tiles, dtype: torch.dtype, n: int, m: int) -> None:

@@ -143,10 +143,14 @@ class Bias:
         return SumOfBiases((self, other))
 
     def dense(self, q: Tensor, m: int) -> Tensor:
-        """The bias as one tensor ``[B or 1, H or 1, n, m]``: n × m, for small sizes, tests and pictures."""
-        terms = self.terms(q, m)
+        """The bias as one tensor ``[B or 1, H or 1, n, m]``: n × m, for small sizes, tests and pictures.
+
+        In float64 for float64 queries, else in float32.
+        """
         rows, keys = slice(0, q.shape[-2]), slice(0, m)
-        return sum((term_tile(t, rows, keys) for t in terms), torch.zeros((), dtype=q.dtype, device=q.device))
+        tiles = (term_tile(term, rows, keys) for term in self.terms(q, m))
+        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        return sum(tiles, torch.zeros((), dtype=dtype, device=q.device)).to(dtype)
 
 
 class SumOfBiases(nn.Module, Bias):

@@ -23,6 +23,15 @@ def table_dtype(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
+def summing_dtype(q: Tensor) -> torch.dtype:
+    """For tables in which many places share one parameter: float64 on a CPU, so that its gradient is summed in float64.
+
+    >>> summing_dtype(torch.zeros(1, dtype=torch.bfloat16))
+    torch.float64
+    """
+    return torch.float64 if q.device.type in ("cpu", "meta") else table_dtype(q)
+
+
 def learned(*sizes: int) -> nn.Parameter:
     """A learned table of that size; ``reset`` gives it its first values."""
     return nn.Parameter(torch.empty(*sizes))

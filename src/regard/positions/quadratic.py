@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.positions.common import finite_tensor, table_dtype
+from regard.positions.common import finite_tensor, summing_dtype
 from regard.positions.grid import OnGrid
 from regard.shapes import number
 
@@ -59,7 +59,8 @@ class Quadratic(OnGrid):
     def table(self, q: Tensor, axis: int) -> Tensor:
         """``−α_h (δ − Δ_h)²`` on one axis, δ = 1 − size … size − 1: ``[1, H, 1, 2·size − 1]``."""
         size = (self.height, self.width)[axis]
-        alpha, center = (x.to(device=q.device, dtype=table_dtype(q)) for x in (self.alpha, self.centers[:, axis]))
+        dtype = summing_dtype(q)
+        alpha, center = (x.to(device=q.device, dtype=dtype) for x in (self.alpha, self.centers[:, axis]))
         delta = torch.arange(1 - size, size, device=q.device, dtype=alpha.dtype)
         return (-alpha.unsqueeze(-1) * (delta - center.unsqueeze(-1)) ** 2)[None, :, None]
 

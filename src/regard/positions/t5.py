@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from regard.positions.common import check_heads, check_offset, check_whole, learned, reset, table_dtype
+from regard.positions.common import check_heads, check_offset, check_whole, learned, reset, summing_dtype
 from regard.scores import Bias, RelativeTerm, positions_1d
 from regard.shapes import integer
 
@@ -73,8 +73,8 @@ class T5Buckets(nn.Module, Bias):
 
     def terms(self, q: Tensor, m: int) -> tuple[RelativeTerm, ...]:
         check_heads(self, self.heads, q)
-        columns = torch.tensor(self.columns, device=self.weight.device)
-        table = self.weight[columns].T.to(device=q.device, dtype=table_dtype(q))
+        columns = torch.tensor(self.columns, device=q.device)
+        table = self.weight.to(device=q.device, dtype=summing_dtype(q))[columns].T
         return (RelativeTerm(table[None, :, None], *positions_1d(q.shape[2], m, self.offset, q.device), self.first),)
 
     def extra_repr(self) -> str:
