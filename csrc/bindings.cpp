@@ -153,4 +153,41 @@ NB_MODULE(_native, m) {
                 return kernels.backward(c, g);
             },
             "Adds to the gradients, which start at 0; False if one is not finite.");
+
+    m.def(
+        "linear",
+        [](int dtype, uintptr_t x, int64_t rows, int64_t in, int64_t x_stride,
+           const std::vector<std::array<int64_t, 4>>& parts, uintptr_t y, int threads) {
+            Linear c{pointer<void>(x), pointer<void>(y), rows, in, x_stride, {}, static_cast<Dtype>(dtype), threads};
+            for (const auto& part : parts)
+                c.parts.push_back({pointer<void>(part[0]), pointer<void>(part[1]), part[2], part[3]});
+            const auto& kernels = kernels_for(chosen_instruction_set());
+            nb::gil_scoped_release release;
+            kernels.linear(c);
+        },
+        "y = x [W₁ᵀ W₂ᵀ …] + biases for a few rows of x; a part is (weight, bias or 0, outputs, stride).");
+
+    m.def(
+        "norm",
+        [](int dtype, uintptr_t x, int64_t rows, int64_t width, int64_t x_stride, uintptr_t weight, uintptr_t bias,
+           uintptr_t y, double eps, bool centred, int threads) {
+            const Norm c{pointer<void>(x), pointer<void>(weight), pointer<void>(bias), pointer<void>(y), rows, width,
+                         x_stride, eps, centred, static_cast<Dtype>(dtype), threads};
+            const auto& kernels = kernels_for(chosen_instruction_set());
+            nb::gil_scoped_release release;
+            kernels.norm(c);
+        },
+        "LayerNorm (centred) or RMSNorm of every row.");
+
+    m.def(
+        "turn",
+        [](int dtype, uintptr_t x, const Four& sizes, const Four& strides, uintptr_t y, uintptr_t cos, uintptr_t sin,
+           int64_t width, int64_t wave_b, bool halves) {
+            const Turn c{tensor(x, sizes, strides), pointer<void>(y), pointer<float>(cos), pointer<float>(sin), sizes[0],
+                         sizes[1], sizes[2], sizes[3], width, wave_b, halves, static_cast<Dtype>(dtype)};
+            const auto& kernels = kernels_for(chosen_instruction_set());
+            nb::gil_scoped_release release;
+            kernels.turn(c);
+        },
+        "Turns pairs of features by the angles whose cosines and sines are given.");
 }

@@ -84,4 +84,39 @@ struct Gradients {
 
 constexpr int64_t kNowhere = -(int64_t{1} << 30);  // scores.NOWHERE
 
+// y [rows, Σ out] = x [rows, in] · [W₁ᵀ W₂ᵀ …] + biases, all of one dtype; strides in elements, rows of W contiguous.
+struct Linear {
+    struct Part {
+        const void *w, *bias;
+        int64_t out, w_stride;
+    };
+    const void* x;
+    void* y;
+    int64_t rows, in, x_stride;
+    std::vector<Part> parts;
+    Dtype dtype;
+    int threads;
+};
+
+// y [B, H, n, d] = x with the first `width` features of each row turned; cos and sin are [B or 1, n, width].
+struct Turn {
+    Tensor x;
+    void* y;
+    const float *cos, *sin;
+    int64_t B, H, n, d, width, wave_b;
+    bool halves;
+    Dtype dtype;
+};
+
+// y [rows, width] = a norm of each row of x, all of one dtype; bias may be null.
+struct Norm {
+    const void *x, *weight, *bias;
+    void* y;
+    int64_t rows, width, x_stride;
+    double eps;
+    bool centred;
+    Dtype dtype;
+    int threads;
+};
+
 }  // namespace regard

@@ -10,6 +10,9 @@ struct Kernels {
     bool (*forward)(const Call&);                      // false: a result is not finite
     bool (*backward)(const Call&, const Gradients&);   // false: a gradient is not finite
     void (*look)(const Call&, const Look&);
+    void (*linear)(const Linear&);
+    void (*norm)(const Norm&);
+    void (*turn)(const Turn&);
 };
 
 const Kernels& kernels_for(InstructionSet set);

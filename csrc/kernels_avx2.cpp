@@ -2,9 +2,10 @@
 #define REGARD_ISA_NAMESPACE avx2
 #include "backward.h"
 #include "kernels.h"
+#include "layers.h"
 #include "look.h"
 
 namespace regard {
 extern const Kernels k_avx2;
-const Kernels k_avx2 = {avx2::forward, avx2::backward, avx2::look};
+const Kernels k_avx2 = {avx2::forward, avx2::backward, avx2::look, avx2::linear, avx2::norm, avx2::turn};
 }  // namespace regard

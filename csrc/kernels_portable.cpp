@@ -2,9 +2,10 @@
 #define REGARD_ISA_NAMESPACE portable
 #include "backward.h"
 #include "kernels.h"
+#include "layers.h"
 #include "look.h"
 
 namespace regard {
 extern const Kernels k_portable;
-const Kernels k_portable = {portable::forward, portable::backward, portable::look};
+const Kernels k_portable = {portable::forward, portable::backward, portable::look, portable::linear, portable::norm, portable::turn};
 }  // namespace regard

@@ -329,3 +329,57 @@ def _table_gradient(term: Any, found: Tensor | None, line: Tensor | None, n: int
         column = (m - place - offset - term.first).clamp(0, term.table.shape[3] - 1)
         found = line.new_zeros(*line.shape[:2], term.table.shape[3]).index_add_(2, column, line).unsqueeze(2)
     return reference.reduce_to(found, term.table.shape).to(term.table.dtype)
+
+
+def linear(x: Tensor, *maps: tuple[Tensor, Tensor | None]) -> Tensor:
+    """``x [W₁ᵀ W₂ᵀ …] + biases`` for x ``[*, in]`` with few rows; one dtype for all, rows of each W contiguous."""
+    assert _module is not None
+    parts = [(w.data_ptr(), 0 if b is None else b.data_ptr(), w.shape[0], w.stride(0)) for w, b in maps]
+    y = x.new_empty(*x.shape[:-1], parts[0][2] if len(parts) == 1 else sum(part[2] for part in parts))
+    rows = x if x.ndim == 2 and x.stride(1) == 1 else _flat_rows(x)
+    _module.linear(
+        DTYPES[x.dtype],
+        rows.data_ptr(),
+        *rows.shape,
+        rows.stride(0),
+        parts,
+        y.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return y
+
+
+def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool) -> Tensor:
+    """LayerNorm (centred) or RMSNorm of the last dimension; one dtype for all."""
+    assert _module is not None
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    rows = _flat_rows(x)
+    _module.norm(
+        DTYPES[x.dtype],
+        rows.data_ptr(),
+        *rows.shape,
+        rows.stride(0),
+        weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+        eps,
+        centred,
+        torch.get_num_threads(),
+    )
+    return y
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, width: int, halves: bool) -> Tensor:
+    """x ``[B, H, n, d]`` with its first ``width`` features turned; waves ``[n, width]`` or ``[B, 1, n, width]``."""
+    assert _module is not None
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    each = 0 if cos.ndim == 2 or cos.shape[0] == 1 else cos.stride(0)
+    where = cos.data_ptr(), sin.data_ptr()
+    _module.turn(DTYPES[x.dtype], x.data_ptr(), x.shape, x.stride(), y.data_ptr(), *where, width, each, halves)
+    return y
+
+
+def _flat_rows(x: Tensor) -> Tensor:
+    """``[*, width]`` as ``[rows, width]`` with contiguous rows; a view where there is one."""
+    flat = x.reshape(-1, x.shape[-1])
+    return flat if flat.stride(-1) == 1 or flat.shape[-1] == 1 else flat.contiguous()

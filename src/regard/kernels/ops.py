@@ -87,7 +87,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: str) -> Tensor
     The dispatcher costs more than a small call: without tracing, modes and transforms it has nothing to do.
     """
     tables = [t.table for t in scores.terms]
-    if not _unwatched(q, k, v, scores.bias, scores.sinks, *tables):
+    if not unwatched(q, k, v, scores.bias, scores.sinks, *tables):
         return attention_op(q, k, v, *options(scores, backend))[0]
     if not (torch.is_grad_enabled() and _learns(q, k, v, scores.bias, scores.sinks, *tables)):
         with full_precision(q):
@@ -102,7 +102,7 @@ def run_observed(
 ) -> list[Tensor]:
     """out, high, total and the observables, in the same two ways."""
     learned = (scores.bias, scores.sinks, *(t.table for t in scores.terms))
-    straight = _unwatched(q, k, v, *learned) and not (torch.is_grad_enabled() and _learns(q, k, v, *learned))
+    straight = unwatched(q, k, v, *learned) and not (torch.is_grad_enabled() and _learns(q, k, v, *learned))
     return (_observed if straight else observed_op)(q, k, v, *options(scores, backend), real, spec)
 
 
@@ -110,11 +110,14 @@ def _learns(*tensors: Tensor | None) -> bool:
     return any(x is not None and x.requires_grad for x in tensors)
 
 
-def _unwatched(*tensors: Tensor | None) -> bool:
+_ORDINARY = (Tensor, torch.nn.Parameter)
+
+
+def unwatched(*tensors: Tensor | None) -> bool:
+    """Whether these are ordinary tensors and nothing traces, transforms or intercepts operators."""
     if tracing() or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    ordinary = (Tensor, torch.nn.Parameter)
-    return all(x is None or (type(x) in ordinary and not x.is_meta and not x.is_neg()) for x in tensors)
+    return not any(x is not None and (type(x) not in _ORDINARY or x.is_meta or x.is_neg()) for x in tensors)
 
 
 # --- bodies ----------------------------------------------------------------------------------------------------------
@@ -210,7 +213,7 @@ def _gradients(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         at = _INPUTS.index
         tables_need = ctx.needs_input_grad[at("tables")]  # a list in the operator, False in _Eager
         biases = bool(ctx.needs_input_grad[at("bias")] or (any(tables_need) if tables_need else False))
-        straight = not torch.is_grad_enabled() and _unwatched(grad, q, k, v, bias, sinks, *tables)
+        straight = not torch.is_grad_enabled() and unwatched(grad, q, k, v, bias, sinks, *tables)
         call = _backward if straight else backward_op
         found = iter(call(grad, q, k, v, out, high, total, *lowered, biases))
         result[:3] = next(found), next(found), next(found)

@@ -16,13 +16,12 @@ from regard.nn.cache import BlockCache
 from regard.nn.convert import copy_linear
 from regard.nn.feedforward import Activation, FeedForward
 from regard.nn.multihead import MultiHeadAttention, Position
-from regard.nn.norm import LayerNorm, norm_from_torch
+from regard.nn.norm import LayerNorm, NormFactory, make_norm, norm_from_torch
 from regard.observables import Observation, Observe
 from regard.positions.common import check_kind, described, probability
 
 __all__ = ["Block", "BlockOptions", "make_block"]
 
-NormFactory = Callable[[int], nn.Module]
 Order = Literal["pre", "post"]
 
 
@@ -124,9 +123,9 @@ class Block(nn.Module):
         return x if observe is None else (x, seen)
 
     def _sublayer(self, x: Tensor, norm: nn.Module, f: Callable[[Tensor], Tensor]) -> Tensor:
-        if self.order == "pre":
-            return x + self.dropout(f(norm(x)))
-        return norm(x + self.dropout(f(x)))
+        y = f(norm(x) if self.order == "pre" else x)
+        y = x + (self.dropout(y) if self.training else y)  # a module costs more than nothing, which it does in use
+        return y if self.order == "pre" else norm(y)
 
     @classmethod
     def from_torch(cls, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> Block:
@@ -227,17 +226,6 @@ def make_block(
         cross=None if d_context is None else make_attention(d_context=d_context),
         dropout=dropout,
     )
-
-
-def make_norm(norm: NormFactory, d: int) -> nn.Module:
-    """A norm of width d from what makes one."""
-    made = norm(d) if callable(norm) and not isinstance(norm, nn.Module) else None
-    if not isinstance(made, nn.Module):
-        raise TypeError(
-            "norm must make a norm from its width, as LayerNorm and partial(RMSNorm, eps=1e-5) do; "
-            f"got {described(norm)}"
-        )
-    return made
 
 
 def _activation(given: Activation) -> Activation:

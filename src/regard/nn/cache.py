@@ -59,7 +59,7 @@ class KeyValueCache:
         """Views of all keys and values held."""
         if self._k is None or self._v is None:
             raise ValueError("the cache is empty: nothing was appended yet")
-        return self._k[..., : self._length, :], self._v[..., : self._length, :]
+        return self._k.narrow(-2, 0, self._length), self._v.narrow(-2, 0, self._length)
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add ``k [*B, G, t, D]`` and ``v [*B, G, t, E]``; returns all keys and all values."""
@@ -73,8 +73,8 @@ class KeyValueCache:
         if self._k is None or self._v is None or end > self._k.shape[-2] or _sealed(self._k):
             self._move(k, v, end)
         assert self._k is not None and self._v is not None
-        self._k[..., self._length : end, :] = k
-        self._v[..., self._length : end, :] = v
+        self._k.narrow(-2, self._length, end - self._length).copy_(k)
+        self._v.narrow(-2, self._length, end - self._length).copy_(v)
         self._length = end
         return self.get()
 

@@ -99,6 +99,8 @@ def _refuse_what_torch_lacks(layer: MultiHeadAttention) -> None:
         f"scale={layer.scale}": layer.scale is not None and layer.scale != layer.d_key**-0.5,
         f"softcap={layer.softcap}": layer.softcap is not None,
         "sinks": layer.sinks is not None,
+        f"mask={layer.mask}": layer.mask is not None,
+        "qk_norm": layer.q_norm is not None,
     }
     for reason, refused in reasons.items():
         if refused:

@@ -89,19 +89,46 @@ class Decoder(Stack):
           left padding, packed documents. With a cache give it at every step, for the new tokens.
         - ``cache``: x follows what was read before, in any number of pieces. A call that raises leaves it as it was.
         """
+        result = self.hidden(
+            x,
+            context,
+            padding=padding,
+            mask=mask,
+            context_mask=context_mask,
+            at=at,
+            cache=cache,
+            observe=observe,
+        )
+        if self.tokens is None:
+            return result
+        return self.tokens.logits(result) if isinstance(result, Tensor) else (self.tokens.logits(result[0]), result[1])
+
+    def hidden(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        padding: PaddingLike | None = None,
+        mask: Mask | Tensor | None = None,
+        context_mask: Mask | Tensor | None = None,
+        at: Tensor | None = None,
+        cache: DecoderCache | None = None,
+        observe: Observe | None = None,
+    ) -> Tensor | tuple[Tensor, Observations]:
+        """y ``[*B, n, D]``, what logits are made of; arguments as in a call."""
         self._check_cache(cache)
         with nullcontext() if cache is None else cache.all_or_nothing():
             x = self.embed(x, start=0 if cache is None or at is not None else cache.length, at=at)
             y, seen = self.run(
                 x,
                 context,
-                mask=both(both(Causal(), as_padding(padding, x)), as_mask("mask", mask)),
+                # A single query is the last one, and sees every key.
+                mask=both(both(None if x.shape[-2] == 1 else Causal(), as_padding(padding, x)), as_mask("mask", mask)),
                 context_mask=as_mask("context_mask", context_mask),
                 at=at,
                 cache=cache,
                 observe=observe,
             )
-            y = y if self.tokens is None else self.tokens.logits(y)
         return y if observe is None else (y, seen)
 
     def _check_cache(self, cache: DecoderCache | None) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.nn.linear import Linear, several
 from regard.positions.common import check_dtype, described, probability
 from regard.shapes import check_tensor, integer
 
@@ -57,9 +58,9 @@ class FeedForward(nn.Module):
         self.d, self.hidden = integer("d", d, least=1), integer("hidden", hidden, least=1)
         self.d_out = integer("d_out", d if d_out is None else d_out, least=1)
         self.activation, self.phi, gated = _resolve(activation, gated)
-        self.up = nn.Linear(self.d, self.hidden, bias=bias)
-        self.gate = nn.Linear(self.d, self.hidden, bias=bias) if gated else None
-        self.down = nn.Linear(self.hidden, self.d_out, bias=bias)
+        self.up = Linear(self.d, self.hidden, bias=bias)
+        self.gate = Linear(self.d, self.hidden, bias=bias) if gated else None
+        self.down = Linear(self.hidden, self.d_out, bias=bias)
         self.dropout = nn.Dropout(probability("dropout", dropout))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,8 +68,12 @@ class FeedForward(nn.Module):
         if x.ndim == 0 or x.shape[-1] != self.d:
             raise ValueError(f"x has shape {list(x.shape)}; this feed-forward takes vectors of {self.d}: [*, {self.d}]")
         check_dtype("x", x, self.up)
-        hidden = self.phi(self.up(x)) if self.gate is None else self.phi(self.gate(x)) * self.up(x)
-        return self.down(self.dropout(hidden))
+        if self.gate is None:
+            hidden = self.phi(self.up(x))
+        else:
+            gate, up = several(x, self.gate, self.up)
+            hidden = self.phi(gate) * up
+        return self.down(self.dropout(hidden) if self.training else hidden)
 
     def extra_repr(self) -> str:
         return f"{self.d} → {self.hidden} → {self.d_out}, {self.activation}" + (

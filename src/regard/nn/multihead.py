@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from regard.attention import attention
 from regard.kernels.choose import BACKENDS
-from regard.masks import Mask
+from regard.kernels.layers import turn
+from regard.masks import Dense, Mask
 from regard.nn.cache import KeyValueCache
 from regard.nn.convert import attention_from_torch, attention_to_torch
+from regard.nn.linear import Linear, several
+from regard.nn.norm import NormFactory, make_norm
 from regard.observables import Observation, Observe
 from regard.positions import AddedToInput, Rotary
 from regard.positions.common import check_bias_fits, check_dtype, check_mask, described, probability
@@ -44,6 +47,9 @@ class MultiHeadAttention(nn.Module):
       (``Sinusoidal``, ``Learned``) goes before the first layer, not in here. ``scale`` does not touch the scale that
       ``RelativeKeys`` and ``Grid`` have of their own: give it to both where they should agree.
     - ``sinks``: one learned extra logit a head in the softmax's denominator (initially 0).
+    - ``mask``: a mask value for every call, beside the one a call may give, e.g. ``Window(4096)``.
+    - ``qk_norm`` makes a norm from its width, e.g. ``RMSNorm``: each head's queries and keys are normed, with one norm
+      for all queries and one for all keys, before a ``Rotary`` turns them.
     - ``dropout``: on the weights, in training only.
 
     >>> layer = MultiHeadAttention(512, heads=8, out_bias=False)
@@ -71,6 +77,8 @@ class MultiHeadAttention(nn.Module):
         sinks: bool = False,
         dropout: float = 0.0,
         backend: str = "auto",
+        mask: Mask | None = None,
+        qk_norm: NormFactory | None = None,
     ) -> None:
         super().__init__()
         self.d_in, self.heads = integer("d_in", d_in, least=1), integer("heads", heads, least=1)
@@ -91,12 +99,16 @@ class MultiHeadAttention(nn.Module):
         self.scale = None if scale is None else number("scale", scale, least=0.0)
         self.softcap = None if softcap is None else number("softcap", softcap)
         self.dropout, self.backend = probability("dropout", dropout), backend
+        if mask is not None and not isinstance(mask, Mask):
+            raise TypeError(f"mask must be a mask value, e.g. Window(4096), got {described(mask)}")
+        self.mask = mask
         self._check_options(sinks)
-        self.q_proj = nn.Linear(self.d_in, self.heads * self.d_key, bias=qkv_bias)
-        self.k_proj = nn.Linear(self.d_context, self.kv_heads * self.d_key, bias=qkv_bias)
-        self.v_proj = nn.Linear(self.d_context, self.kv_heads * self.d_value, bias=qkv_bias)
-        self.out_proj = nn.Linear(self.heads * self.d_value, self.d_out, bias=out_bias)
+        self.q_proj = Linear(self.d_in, self.heads * self.d_key, bias=qkv_bias)
+        self.k_proj = Linear(self.d_context, self.kv_heads * self.d_key, bias=qkv_bias)
+        self.v_proj = Linear(self.d_context, self.kv_heads * self.d_value, bias=qkv_bias)
+        self.out_proj = Linear(self.heads * self.d_value, self.d_out, bias=out_bias)
         self.sinks = nn.Parameter(torch.zeros(self.heads)) if sinks else None
+        self.q_norm, self.k_norm = (None if qk_norm is None else make_norm(qk_norm, self.d_key) for _ in range(2))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -147,7 +159,7 @@ class MultiHeadAttention(nn.Module):
                 q_BHND,
                 k_BGMD,
                 v_BGME,
-                mask=mask,
+                mask=self._with_own_mask(mask),
                 bias=self.position if isinstance(self.position, Bias) else None,
                 scale=self.scale if scale is None else scale,
                 softcap=self.softcap,
@@ -166,10 +178,40 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v; k and v of all keys, those in the cache included."""
         start = 0 if cache is None or context is not None or at is not None else len(cache)
-        q_BHND = _split(self.q_proj(x), self.heads)
-        if isinstance(self.position, Rotary):
-            q_BHND = self.position(q_BHND, at=at, start=start)
-        return q_BHND, *self._keys_and_values(x, context, cache, at, start)
+        if context is None:
+            q, k, v = several(x, self.q_proj, self.k_proj, self.v_proj)
+        else:
+            q = self.q_proj(x)
+            if cache is not None and cache.fixed:
+                return self._ready(q, self.heads, self.q_norm, at, start), *self._held(cache, context)
+            k, v = several(context, self.k_proj, self.v_proj)
+        q_BHND = self._ready(q, self.heads, self.q_norm, at, start)
+        k_BGMD, v_BGME = self._ready(k, self.kv_heads, self.k_norm, at, start), _split(v, self.kv_heads)
+        if cache is None:
+            return q_BHND, k_BGMD, v_BGME
+        return q_BHND, *(cache.append(k_BGMD, v_BGME) if context is None else cache.fix(k_BGMD, v_BGME))
+
+    def _ready(self, y: Tensor, heads: int, norm: nn.Module | None, at: Tensor | None, start: int) -> Tensor:
+        """``[*B, n, heads·D_hid] → [*B, heads, n, D_hid]``, normed and turned where this layer does so."""
+        x = _split(y, heads)
+        x = x if norm is None else norm(x)
+        return turn(self.position, x, at, start) if isinstance(self.position, Rotary) else x
+
+    @staticmethod
+    def _held(cache: KeyValueCache, context: Tensor) -> tuple[Tensor, Tensor]:
+        """A context's keys and values from the cache; one of another shape is refused."""
+        k_BGMD, v_BGME = cache.get()
+        held = [*k_BGMD.shape[:-3], k_BGMD.shape[-2]]
+        if held != list(context.shape[:-1]):
+            raise ValueError(
+                f"context has shape {list(context.shape)}, but the cache holds keys of another, {held}; reset it"
+            )
+        return k_BGMD, v_BGME
+
+    def _with_own_mask(self, mask: Mask | Tensor | None) -> Mask | Tensor | None:
+        if self.mask is None:
+            return mask
+        return self.mask if mask is None else self.mask & (Dense(mask) if isinstance(mask, Tensor) else mask)
 
     def _ready_to_observe(
         self, observe: Observe, x: Tensor, context: Tensor | None, k: Tensor, cache: KeyValueCache | None
@@ -181,26 +223,6 @@ class MultiHeadAttention(nn.Module):
             # A context as long as x by chance: its Padding must not be read as saying which rows of x are real.
             observe = replace(observe, queries=(x.shape[-2],))
         return observe, k
-
-    def _keys_and_values(
-        self, x: Tensor, context: Tensor | None, cache: KeyValueCache | None, at: Tensor | None, start: int
-    ) -> tuple[Tensor, Tensor]:
-        """``[*B, G, m, D_hid]`` and ``[*B, G, m, D_o]``, through the cache where there is one."""
-        if context is not None and cache is not None and cache.fixed:
-            k_BGMD, v_BGME = cache.get()
-            if (*k_BGMD.shape[:-3], k_BGMD.shape[-2]) != tuple(context.shape[:-1]):
-                held = [*k_BGMD.shape[:-3], k_BGMD.shape[-2]]
-                raise ValueError(
-                    f"context has shape {list(context.shape)}, but the cache holds keys of another, {held}; reset it"
-                )
-            return k_BGMD, v_BGME
-        source = x if context is None else context
-        k_BGMD, v_BGME = _split(self.k_proj(source), self.kv_heads), _split(self.v_proj(source), self.kv_heads)
-        if isinstance(self.position, Rotary):
-            k_BGMD = self.position(k_BGMD, at=at, start=start)
-        if cache is None:
-            return k_BGMD, v_BGME
-        return cache.append(k_BGMD, v_BGME) if context is None else cache.fix(k_BGMD, v_BGME)
 
     def _check_options(self, sinks: object) -> None:
         if self.softcap is not None and not 0 < self.softcap < math.inf:
@@ -255,6 +277,7 @@ class MultiHeadAttention(nn.Module):
         shown += [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value]
         shown += ["sinks=True"] if self.sinks is not None else []
         shown += [f"backend={self.backend!r}"] if self.backend != "auto" else []
+        shown += [f"mask={self.mask}"] if self.mask is not None else []
         if self.position is not None and not isinstance(self.position, nn.Module):
             shown.append(f"position={self.position}")
         return ", ".join(shown)
@@ -262,7 +285,7 @@ class MultiHeadAttention(nn.Module):
 
 def _split(y: Tensor, heads: int) -> Tensor:
     """``[*B, n, H·D] → [*B, H, n, D]``"""
-    return y.unflatten(-1, (heads, -1)).transpose(-3, -2)
+    return y.view(*y.shape[:-1], heads, y.shape[-1] // heads).transpose(-3, -2)
 
 
 def _join(heads_BHNE: Tensor) -> Tensor:

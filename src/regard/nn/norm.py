@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from regard.positions.common import check_kind
+from regard.kernels.layers import layer_norm, rms_norm
+from regard.positions.common import check_kind, described
 from regard.shapes import check_tensor, integer, number
 
 __all__ = ["LayerNorm", "RMSNorm"]
 
 Norm = TypeVar("Norm", bound=nn.Module)
+NormFactory = Callable[[int], nn.Module]
 
 
 class LayerNorm(nn.Module):
@@ -36,15 +39,7 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         _check(x, self.d)
-        wide = _at_least_float32(x)
-        centred = wide - wide.mean(-1, keepdim=True)
-        # The mean itself is rounded: of a constant vector far from 0 only this second step leaves exactly nothing.
-        centred = centred - centred.mean(-1, keepdim=True)
-        variance = centred.square().mean(-1, keepdim=True)
-        y = centred * torch.rsqrt(variance + self.eps) * self.weight
-        if self.bias is not None:
-            y = y + self.bias
-        return y.to(x.dtype)
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
     @classmethod
     def from_torch(cls, layer: nn.LayerNorm) -> LayerNorm:
@@ -79,9 +74,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         _check(x, self.d)
-        wide = _at_least_float32(x)
-        y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight
-        return y.to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
     @classmethod
     def from_torch(cls, layer: nn.RMSNorm) -> RMSNorm:
@@ -98,6 +91,17 @@ class RMSNorm(nn.Module):
         return f"{self.d}, eps={self.eps}"
 
 
+def make_norm(norm: NormFactory, d: int) -> nn.Module:
+    """A norm of width d from what makes one."""
+    made = norm(d) if callable(norm) and not isinstance(norm, nn.Module) else None
+    if not isinstance(made, nn.Module):
+        raise TypeError(
+            "norm must make a norm from its width, as LayerNorm and partial(RMSNorm, eps=1e-5) do; "
+            f"got {described(norm)}"
+        )
+    return made
+
+
 def norm_from_torch(name: str, layer: nn.Module) -> LayerNorm | RMSNorm:
     """A norm of a torch layer or stack, by the name it has there."""
     check_kind(name, layer, nn.LayerNorm, nn.RMSNorm)
@@ -110,10 +114,6 @@ def _check(x: Tensor, d: int) -> None:
         raise TypeError(f"x is {x.dtype}; this layer normalises vectors of floating numbers")
     if x.ndim == 0 or x.shape[-1] != d:
         raise ValueError(f"x has shape {list(x.shape)}; this layer normalises vectors of {d}: [*, {d}]")
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def _copied(ours: Norm, theirs: nn.Module) -> Norm:

@@ -8,11 +8,13 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from regard.kernels.layers import linear
 from regard.masks import Dense, Mask, Padding
-from regard.nn.block import Block, BlockOptions, make_block, make_norm
+from regard.nn.block import Block, BlockOptions, make_block
 from regard.nn.cache import DecoderCache
+from regard.nn.linear import Linear
 from regard.nn.multihead import Position
-from regard.nn.norm import LayerNorm
+from regard.nn.norm import LayerNorm, make_norm
 from regard.observables import Observation, Observe
 from regard.positions import AddedToInput, Rotary
 from regard.positions.common import check_kind, check_mask, described, probability
@@ -25,9 +27,9 @@ PaddingLike = Padding | Tensor | Sequence[int]
 
 
 class Tokens(nn.Module):
-    """``x_i = s · E[id_i]`` on the way in, ``logits = x Eᵀ`` (tied) or ``x W`` (own) on the way out
+    """``x_i = s · E[id_i]`` on the way in, ``logits = t · x Eᵀ`` (tied) or ``t · x W`` (own) on the way out
 
-        E [V, D] = embedding      W [D, V] = head      s = scale, √D by default
+        E [V, D] = embedding      W [D, V] = head      s = scale, √D by default      t = logit_scale, 1 by default
 
     E and W start as N(0, 1/(16·D)), so that vectors and logits start with a standard deviation of 1/4: the first loss
     is near ln V. (With 1 instead, tied logits start by predicting the token just read, the surer the larger D is.)
@@ -39,15 +41,22 @@ class Tokens(nn.Module):
     """
 
     def __init__(
-        self, vocab: int, d: int, *, head: Literal["tied", "own"] | None = "tied", scale: float | None = None
+        self,
+        vocab: int,
+        d: int,
+        *,
+        head: Literal["tied", "own"] | None = "tied",
+        scale: float | None = None,
+        logit_scale: float = 1.0,
     ) -> None:
         super().__init__()
         if head not in ("tied", "own", None):
             raise ValueError(f'head must be "tied", "own" or None, got {head!r}')
         self.vocab, self.d, self.tied = integer("vocab", vocab, least=1), integer("d", d, least=1), head == "tied"
         self.scale = d**0.5 if scale is None else number("scale", scale)
+        self.logit_scale = number("logit_scale", logit_scale)
         self.embedding = nn.Embedding(vocab, d)
-        self.head = nn.Linear(d, vocab, bias=False) if head == "own" else None
+        self.head = Linear(d, vocab, bias=False) if head == "own" else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -65,13 +74,15 @@ class Tokens(nn.Module):
             raise ValueError(
                 f"token ids go from {int(ids.min())} to {int(ids.max())}; this vocabulary has 0 … {self.vocab - 1}"
             )
-        return self.scale * self.embedding(ids)
+        x = self.embedding(ids)
+        return x if self.scale == 1 else self.scale * x
 
     def logits(self, x: Tensor) -> Tensor:
         """``x [*B, n, D] → [*B, n, V]``; without a head x as it is."""
-        if self.head is not None:
-            return self.head(x)
-        return nn.functional.linear(x, self.embedding.weight) if self.tied else x
+        if self.head is None and not self.tied:
+            return x
+        x = x if self.logit_scale == 1 else self.logit_scale * x
+        return linear(x, self.embedding.weight) if self.head is None else self.head(x)
 
     def extra_repr(self) -> str:
         return (
@@ -145,7 +156,7 @@ class Stack(nn.Module):
     def _placed(self, x: Tensor, start: int, at: Tensor | None) -> Tensor:
         if self.position is not None:
             x = self.position(x, start=start) if at is None else self.position(x, at=at)
-        return self.dropout(x)
+        return self.dropout(x) if self.training else x
 
     def run(
         self,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.positions.common import check_at, check_floating, finite_tensor
-from regard.shapes import integer, number
+from regard.shapes import integer, number, tracing
 from regard.values import value
 
 LAYOUTS = ("halves", "pairs")
@@ -146,21 +146,53 @@ class Rotary:
 
     def __call__(self, x: Tensor, at: Tensor | None = None, start: int = 0) -> Tensor:
         """Turn ``x [*, H, n, d]``: row j by position start + j, or by ``at``."""
+        cos, sin = self.waves(x, at, start)
+        turning = (x if self.width == self.d else x[..., : self.width]).to(cos.dtype)
+        if self.layout == "halves":
+            other = turning.roll(self.width // 2, dims=-1)
+        else:
+            other = turning.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        turned = torch.addcmul(turning * cos, other, sin).to(x.dtype)
+        return turned if self.width == self.d else torch.cat([turned, x[..., self.width :]], dim=-1)
+
+    def for_length(self, length: int, device: torch.device) -> Tensor:
+        """θ for a text of so many tokens: always the same here; schemes that stretch as they read give their own."""
+        return self.inverse_frequencies(device)
+
+    def waves(self, x: Tensor, at: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
+        """c · cos and ± c · sin of each feature's angle ``[*, n, r]``; the last ones are kept, for layers share them.
+
+        The sign is that of the other feature of a pair: − where x_b turns x_a. Nothing is kept
+        while something traces, nor from inference mode into autograd, which cannot save such tensors.
+        """
+        keeps = type(x) is Tensor and not tracing() and not x.is_meta
+        if keeps:
+            now = (x.shape[-1], start, x.shape[-2], x.device, x.dtype, torch.is_inference_mode_enabled())
+            last = self.__dict__.get("_last")
+            if last is not None and last[0] == now and _same(last[1], at):
+                return last[2]
         check_floating("x", x)
         if x.ndim < 3 or x.shape[-1] != self.d:
             raise ValueError(f"x has shape {list(x.shape)}; this Rotary turns [*, heads, n, {self.d}]")
-        home = torch.device("cpu") if x.device.type == "mps" else x.device  # mps has no float64
-        angle = self._positions(x, at, start, home).unsqueeze(-1) * self.inverse_frequencies(home)
         work = torch.promote_types(x.dtype, torch.float32)
-        cos, sin = ((wave * self.attention_factor).to(x.device, work) for wave in (angle.cos(), angle.sin()))
-        turning, rest = x[..., : self.width].to(work), x[..., self.width :]
+        home = torch.device("cpu") if x.device.type == "mps" else x.device  # mps has no float64
+        positions = self._positions(x, at, start, home)
+        angle = positions.unsqueeze(-1) * self._frequencies_of(positions, home)
+        cos, sin = angle.cos() * self.attention_factor, angle.sin() * self.attention_factor
         if self.layout == "halves":
-            a, b = turning.chunk(2, dim=-1)
-            turned = torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+            cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
         else:
-            a, b = turning[..., 0::2], turning[..., 1::2]
-            turned = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
-        return torch.cat([turned.to(x.dtype), rest], dim=-1)
+            cos, sin = (torch.stack(pair, dim=-1).flatten(-2) for pair in ((cos, cos), (-sin, sin)))
+        cos, sin = cos.to(x.device, work), sin.to(x.device, work)
+        if keeps and not torch._C._functorch.maybe_current_level():
+            kept = None if at is None else at.clone()
+            object.__setattr__(self, "_last", (now, kept, (cos, sin)))
+        return cos, sin
+
+    def _frequencies_of(self, positions: Tensor, device: torch.device) -> Tensor:
+        if type(self).for_length is Rotary.for_length or not positions.numel():
+            return self.inverse_frequencies(device)
+        return self.for_length(int(positions.max()) + 1, device)
 
     def _positions(self, x: Tensor, at: Tensor | None, start: int, device: torch.device) -> Tensor:
         """Positions as float64, broadcastable to ``[*, H, n]``."""
@@ -173,3 +205,10 @@ class Rotary:
             raise ValueError(f"at says every position already, so start must be 0, got {start}")
         at = at.to(device=device, dtype=torch.float64)
         return at if at.ndim == 1 else at.unsqueeze(-2)
+
+
+def _same(kept: Tensor | None, at: Tensor | None) -> bool:
+    """Whether two calls are at the same positions, by value."""
+    if kept is None or at is None:
+        return kept is at
+    return kept.shape == at.shape and kept.dtype == at.dtype and kept.device == at.device and torch.equal(kept, at)

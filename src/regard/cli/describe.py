@@ -1,0 +1,15 @@
+"""``regard describe FOLDER``: a model as a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard import models
+
+
+def describe(folder: Annotated[Path, typer.Argument(help="a folder with config.json and *.safetensors")]) -> None:
+    """Layers, heads, dimensions and parameters of a model."""
+    typer.echo(str(models.describe(models.load(folder))))

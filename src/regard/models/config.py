@@ -1,0 +1,93 @@
+"""``config.json`` of a model, read with checks: every error names the entry, what it is and what it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["Config"]
+
+_MISSING: Any = object()
+
+
+class Config(dict[str, Any]):
+    """The entries of a ``config.json``; ``None`` (JSON's null) counts as absent.
+
+    >>> Config(hidden_size=12).whole("hidden_size")
+    12
+    """
+
+    @property
+    def kind(self) -> str:
+        """``model_type``, which names the family."""
+        return self.name("model_type")
+
+    @property
+    def architecture(self) -> str:
+        """The first of ``architectures``, the class that wrote the checkpoint; "" if none is named."""
+        named = self.get("architectures") or [""]
+        if not isinstance(named, list) or not isinstance(named[0], str):
+            raise ValueError(f"config.json: architectures is {named!r}; it must be a list of names")
+        return named[0]
+
+    def whole(self, name: str, default: int = _MISSING, least: int = 1) -> int:
+        """A whole number ≥ ``least``."""
+        found = self._found(name, default)
+        if isinstance(found, bool) or not isinstance(found, int) or found < least:
+            raise ValueError(f"config.json: {name} is {found!r}; it must be a whole number ≥ {least}")
+        return found
+
+    def real(self, name: str, default: float = _MISSING, least: float = 0.0) -> float:
+        """A finite number ≥ ``least``."""
+        found = self._found(name, default)
+        if isinstance(found, bool) or not isinstance(found, int | float) or not least <= found < float("inf"):
+            raise ValueError(f"config.json: {name} is {found!r}; it must be a finite number ≥ {least:g}")
+        return float(found)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        found = self._found(name, default)
+        if not isinstance(found, bool):
+            raise ValueError(f"config.json: {name} is {found!r}; it must be true or false")
+        return found
+
+    def name(self, name: str, default: str = _MISSING) -> str:
+        """A text."""
+        found = self._found(name, default)
+        if not isinstance(found, str):
+            raise ValueError(f"config.json: {name} is {found!r}; it must be a text")
+        return found
+
+    def part(self, name: str) -> Config:
+        """A nested table; empty if there is none."""
+        found = self._found(name, {})
+        if not isinstance(found, Mapping):
+            raise ValueError(f"config.json: {name} is {found!r}; it must be a table")
+        return Config(found)
+
+    def ids(self, name: str) -> tuple[int, ...]:
+        """One token id or a list of them; none if absent."""
+        found = self._found(name, [])
+        found = found if isinstance(found, list) else [found]
+        if any(isinstance(x, bool) or not isinstance(x, int) or x < 0 for x in found):
+            raise ValueError(f"config.json: {name} is {found!r}; it must be a token id or a list of them")
+        return tuple(found)
+
+    def pair(self, name: str, default: int) -> tuple[int, int]:
+        """(height, width) from one number or two."""
+        found = self._found(name, default)
+        two = list(found) if isinstance(found, list | tuple) else [found, found]
+        if len(two) != 2 or any(isinstance(x, bool) or not isinstance(x, int) or x < 1 for x in two):
+            raise ValueError(f"config.json: {name} is {found!r}; it must be a whole number ≥ 1 or two of them")
+        return two[0], two[1]
+
+    def refuse(self, name: str, why: str) -> None:
+        """Raise if an entry is on: this library does not do it, and must not ignore it."""
+        if self.get(name):
+            raise ValueError(f"config.json: {name} is {self[name]!r}; {why}")
+
+    def _found(self, name: str, default: Any) -> Any:
+        found = self.get(name)
+        if found is None and default is _MISSING:
+            raise ValueError(f"config.json has no {name}; a {self.get('model_type', 'model')} needs one")
+        return default if found is None else found

@@ -1,0 +1,153 @@
+"""A model folder on disk: ``config.json``, ``*.safetensors`` and small files beside them. No pickle is ever opened."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from regard.models.config import Config
+
+__all__ = ["Folder", "write_folder"]
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+# What belongs to a model beside its weights; kept as it is and written back by ``save``.
+BESIDE = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "preprocessor_config.json",
+)
+LARGEST_JSON = 64 * 2**20
+
+
+class Folder:
+    """What a folder holds, opened but not yet read: tensors are views of mapped files until something changes them."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            what = "is a file" if self.path.exists() else "does not exist"
+            raise FileNotFoundError(f"{self.path} {what}; a model is a folder with config.json and *.safetensors")
+        if not (self.path / "config.json").is_file():
+            raise FileNotFoundError(f"{self.path} has no config.json; a model is a folder with config.json and weights")
+        self.config = Config(self.json("config.json"))
+
+    def json(self, name: str) -> dict[str, Any]:
+        """A JSON file of this folder, {} if it is not there."""
+        file = self.path / name
+        if not file.is_file():
+            return {}
+        if file.stat().st_size > LARGEST_JSON:
+            raise ValueError(f"{file} has {file.stat().st_size:,} bytes; that is no {name} of a model")
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{file} is not JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise ValueError(f"{file} holds {type(found).__name__}; it must be a table of entries")
+        return found
+
+    def beside(self) -> dict[str, bytes]:
+        """Tokenizer, generation and preprocessor files, by name."""
+        return {name: (self.path / name).read_bytes() for name in BESIDE if (self.path / name).is_file()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name. Files are mapped, so this costs no memory until a tensor is looked at."""
+        found: dict[str, Tensor] = {}
+        for file in self._files():
+            try:
+                with safe_open(file, framework="pt") as opened:
+                    for name in opened.keys():  # noqa: SIM118 (not a dict)
+                        if name in found:
+                            raise ValueError(f"{name} is in {file.name} and in another file of {self.path}")
+                        found[name] = opened.get_tensor(name)
+            except (SafetensorError, OSError) as error:
+                raise ValueError(f"{file} is truncated or no safetensors file: {error}") from None
+        if (self.path / INDEX).is_file() and not (self.path / WEIGHTS).is_file():
+            missing = sorted(set(self._index()) - set(found))
+            if missing:
+                raise ValueError(f"{self.path / INDEX} names {_some(missing)}, which its files do not hold")
+        return found
+
+    def _files(self) -> list[Path]:
+        if (self.path / WEIGHTS).is_file():
+            return [self.path / WEIGHTS]
+        if (self.path / INDEX).is_file():
+            files = [self.path / name for name in sorted(set(self._index().values()))]
+            for file in files:
+                if not file.is_file():
+                    raise FileNotFoundError(f"{self.path / INDEX} names {file.name}, which is not there")
+            return files
+        found = sorted(self.path.glob("*.safetensors"))
+        if len(found) == 1:
+            return found
+        if found:
+            names = ", ".join(file.name for file in found)
+            raise ValueError(f"{self.path} has {names} but neither {WEIGHTS} nor {INDEX}, which says what is where")
+        pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in self.path.glob(pattern))
+        if pickles:
+            raise ValueError(
+                f"{self.path} has its weights in {pickles[0]}, a pickle, which can run code and is never opened; where "
+                "you trust it, convert it with transformers: model.save_pretrained(folder) writes safetensors"
+            )
+        raise FileNotFoundError(f"{self.path} has no weights: neither {WEIGHTS} nor {INDEX}")
+
+    def _index(self) -> dict[str, str]:
+        found = self.json(INDEX).get("weight_map")
+        if not isinstance(found, Mapping) or not all(isinstance(x, str) and Path(x).name == x for x in found.values()):
+            raise ValueError(f"{self.path / INDEX} has no weight_map from tensors to file names")
+        return dict(found)
+
+
+def write_folder(
+    path: str | os.PathLike[str], config: Mapping[str, Any], tensors: dict[str, Tensor], beside: Mapping[str, bytes]
+) -> None:
+    """Write a model folder; every file appears whole or not at all, and ``config.json`` comes last."""
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file; a model is saved as a folder")
+    if (folder / INDEX).exists():
+        raise FileExistsError(f"{folder} holds a model in several files ({INDEX}); save into another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with _renamed(folder / WEIGHTS) as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt"})
+    text = json.dumps(dict(config), indent=2, ensure_ascii=False) + "\n"
+    for name, content in {**beside, "config.json": text.encode()}.items():
+        with _renamed(folder / name) as temporary:
+            temporary.write_bytes(content)
+
+
+@contextmanager
+def _renamed(file: Path) -> Iterator[Path]:
+    """A temporary file beside ``file`` that takes its name once it is whole."""
+    handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    os.close(handle)
+    try:
+        yield Path(name)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)  # mkstemp makes files that nobody else can read
+        os.replace(name, file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _some(names: list[str], most: int = 3) -> str:
+    """A few names of many, for an error of one line."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,206 @@
+"""Writing token by token: prompts in, tokens or text out, for every model that reads its own words."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from regard.models.model import Model
+from regard.models.sampling import Sampling
+from regard.positions.common import check_whole, described
+from regard.shapes import integer
+
+__all__ = ["Prompt", "Writer"]
+
+Prompt = str | Sequence[str] | Tensor | Sequence[int] | Sequence[Sequence[int]]
+End = int | Sequence[int] | None | Literal["model"]
+Read = Callable[[Tensor], Tensor]  # new ids [B, t] → the logits after the last of them [B, V]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A prompt as ids ``[B, n]``, padded where texts differ in length; ``real`` is None where nothing is padded."""
+
+    ids: Tensor
+    real: Tensor | None
+    text: Literal["one", "many", "none"]
+
+
+class Writer(Model):
+    """A model that continues a prompt.
+
+    A prompt is a text, several texts, ids ``[n]`` or ``[B, n]``, or lists of ids of any lengths. What is written ends
+    at an end token (the model's own unless ``end`` says otherwise; None writes on) or after ``length`` tokens.
+    """
+
+    pads: Literal["left", "right"] = "left"
+    longest: int | None = None  # learned positions end here
+    trained: int | None = None  # positions go on, but the model was not trained beyond
+    _warned = False
+
+    @abstractmethod
+    def reader(self, given: Given, room: int, cached: bool) -> tuple[Read, Tensor]:
+        """A function that reads new ids and gives logits, and the first ids for it to read."""
+
+    def generate(
+        self,
+        prompt: Prompt,
+        length: int = 64,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        end: End = "model",
+        cache: bool = True,
+    ) -> str | list[str] | Tensor:
+        """What follows the prompt: text for text, a list for a list of texts, else ids ``[B, t]`` with t ≤ ``length``.
+
+        - ``temperature=0`` is greedy; above 0 tokens are drawn, among ``top_k`` and ``top_p`` (see ``Sampling``).
+          The same ``seed`` draws the same tokens; None goes on with torch's own generator.
+        - the end token is the last id of its row; rows that ended earlier are filled up with the padding id.
+        - ``cache=False`` reads everything anew at each step: slow, the same tokens.
+        """
+        given = self._given(prompt)
+        steps = list(self._steps(given, length, Sampling(temperature, top_k, top_p), seed, end, cache))
+        ids = torch.stack(steps, dim=1) if steps else given.ids[:, :0]
+        if given.text == "none":
+            return ids
+        texts = [self.text.decode(_until(row, self._ends(end))) for row in ids.tolist()]
+        return texts[0] if given.text == "one" else texts
+
+    def stream(
+        self,
+        prompt: Prompt,
+        length: int = 64,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        end: End = "model",
+        cache: bool = True,
+    ) -> Iterator[str] | Iterator[Tensor]:
+        """As ``generate``, one token at a time: pieces of text for one text, else ids ``[B]``."""
+        given = self._given(prompt)
+        if given.text == "many":
+            raise TypeError("stream writes one text at a time; give one, or ids for a whole batch")
+        steps = self._steps(given, length, Sampling(temperature, top_k, top_p), seed, end, cache)
+        if given.text == "none":
+            return steps
+        ends = self._ends(end)
+        return self.text.pieces(i for i in (int(step) for step in steps) if i not in ends)
+
+    def _steps(
+        self, given: Given, length: int, sampling: Sampling, seed: int | None, end: End, cached: bool
+    ) -> Iterator[Tensor]:
+        """The checks, at once; then an iterator over new ids ``[B]``."""
+        length, ends = integer("length", length), self._ends(end)
+        if self.training:
+            raise ValueError("this model is in training mode, with dropout on; call model.eval() before it writes")
+        length = self._within_reach(given, length)
+        generator = None if seed is None else torch.Generator(self.device).manual_seed(integer("seed", seed))
+        read, first = self.reader(given, given.ids.shape[1] + length, cached)
+        return self._written(read, first, length, sampling, generator, ends)
+
+    def _written(
+        self,
+        read: Read,
+        new: Tensor,
+        length: int,
+        sampling: Sampling,
+        generator: torch.Generator | None,
+        ends: tuple[int, ...],
+    ) -> Iterator[Tensor]:
+        ended = torch.zeros(new.shape[0], dtype=torch.bool, device=new.device)
+        filler = (self.config.ids("pad_token_id") or ends or (0,))[0]
+        stops = torch.tensor(ends, device=new.device)
+        for _ in range(length):
+            with torch.inference_mode():  # not around the loop: it would stay on while the caller has the token
+                ids = sampling(read(new), generator)
+                if ends:
+                    ids = ids.masked_fill(ended, filler)
+                    ended = ended | torch.isin(ids, stops)
+                new = ids.unsqueeze(1)
+            yield ids
+            if ends and bool(ended.all()):
+                return
+
+    def _within_reach(self, given: Given, length: int) -> int:
+        """``length``, or less where learned positions end; beyond the trained length of others one warning."""
+        n = given.ids.shape[1] if self.pads == "left" else 0
+        if self.longest is not None and n > self.longest:
+            raise ValueError(f"the prompt has {n} tokens; this model has learned positions for {self.longest}")
+        if self.longest is not None and n + length > self.longest + 1:
+            length = self.longest + 1 - n  # the last token written is not read any more
+            warnings.warn(
+                f"this model has learned positions for {self.longest} tokens: it writes {length} after a prompt of {n}",
+                stacklevel=4,
+            )
+        self.warn_beyond(n + length - 1)
+        return length
+
+    def warn_beyond(self, tokens: int) -> None:
+        """Say once that a model reads further than it was trained."""
+        if self.trained is not None and tokens > self.trained and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"this model was trained on up to {self.trained} tokens and now reads {tokens}; expect worse text",
+                stacklevel=5,
+            )
+
+    def _ends(self, end: End) -> tuple[int, ...]:
+        if end is None:
+            return ()
+        if isinstance(end, str):
+            if end != "model":
+                raise ValueError(f'end must be a token id, several, None or "model", got {end!r}')
+            return self.ends
+        return tuple(integer("end", x) for x in (end if isinstance(end, Sequence) else [end]))
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The end tokens that the folder names."""
+        return self.generation.ids("eos_token_id") or self.config.ids("eos_token_id")
+
+    def _given(self, prompt: Prompt) -> Given:
+        if isinstance(prompt, Tensor):
+            check_whole("prompt", prompt)
+            if prompt.ndim not in (1, 2) or not prompt.numel():
+                raise ValueError(f"prompt has shape {list(prompt.shape)}; ids must be [n] or [B, n], at least one each")
+            return Given(torch.atleast_2d(prompt).to(self.device, torch.int64), None, "none")
+        if isinstance(prompt, str):
+            return self._padded([self.text.encode(prompt)], "one")
+        if not isinstance(prompt, Sequence) or not prompt:
+            raise TypeError(f"prompt must be a text, texts, token ids or lists of them, got {described(prompt)}")
+        if all(isinstance(x, str) for x in prompt):
+            return self._padded([self.text.encode(x) for x in prompt if isinstance(x, str)], "many")
+        rows: list[Any] = list(prompt) if all(isinstance(x, list | tuple) for x in prompt) else [prompt]
+        if not all(isinstance(i, int) for row in rows for i in row):
+            raise TypeError("prompt must be a text, texts, token ids or lists of token ids, not a mixture")
+        return self._padded([list(row) for row in rows], "none")
+
+    def _padded(self, rows: list[list[int]], text: Literal["one", "many", "none"]) -> Given:
+        """Rows of one length: filled up on the side where this model reads nothing."""
+        if not all(rows):
+            raise ValueError("a prompt is empty; give at least one token, e.g. the model's first one")
+        n = max(map(len, rows))
+        filler = (self.config.ids("pad_token_id") or (0,))[0]
+        ids = torch.full((len(rows), n), filler, device=self.device)
+        real = torch.zeros(len(rows), n, dtype=torch.bool, device=self.device)
+        for i, row in enumerate(rows):
+            where = slice(n - len(row), n) if self.pads == "left" else slice(0, len(row))
+            ids[i, where] = torch.tensor(row, device=self.device)
+            real[i, where] = True
+        return Given(ids, None if bool(real.all()) else real, text)
+
+
+def _until(ids: list[int], ends: tuple[int, ...]) -> list[int]:
+    """The ids before the first end token."""
+    return ids[: next((i for i, x in enumerate(ids) if x in ends), len(ids))]

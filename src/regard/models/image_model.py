@@ -1,0 +1,55 @@
+"""Image models: a vision transformer with its preprocessing."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from regard.models.config import Config
+from regard.models.images import Preprocessor
+from regard.models.keys import Table
+from regard.models.model import Model, named
+from regard.nn import VisionTransformer
+from regard.nn.stack import Observations
+from regard.observables import Observe
+
+__all__ = ["ImageModel"]
+
+
+class ImageModel(Model):
+    """``logits = head(y_class)``, ``y = ViT(images)``: images ``[B, C, height, width]`` → ``[B, classes]``
+
+    Without a classifier y itself, ``[B, N + 1, D]``: the class token's vector, then one a patch. ``images`` makes such
+    tensors from files, pictures or arrays, as the folder's ``preprocessor_config.json`` says.
+    """
+
+    def __init__(self, config: Config, table: Table, vit: VisionTransformer, *, pooler: nn.Module | None = None):
+        super().__init__(config, table)
+        self.vit, self.pooler = vit, pooler
+        self.images = Preprocessor(Config(), vit.image, vit.channels)
+
+    @property
+    def classifies(self) -> bool:
+        """Whether there is a classifier."""
+        return not isinstance(self.vit.head, nn.Identity)
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the classes, by number."""
+        names = self.config.part("id2label")
+        classes = self.vit.head.out_features if isinstance(self.vit.head, nn.Linear) else 0
+        return [str(names.get(str(i), f"class {i}")) for i in range(classes)]
+
+    def hidden(self, images: Tensor, *, observe: Observe | None = None) -> Tensor | tuple[Tensor, Observations]:
+        """y ``[B, N + 1, D]``, after the last norm."""
+        return named("vit.encoder", self.vit.encoder(self.vit.patch_tokens(images), observe=observe))
+
+    def forward(self, images: Tensor, *, observe: Observe | None = None) -> Tensor | tuple[Tensor, Observations]:
+        """Logits ``[B, classes]``, or y without a classifier; with ``observe`` also observations by module name."""
+        result = self.hidden(images, observe=observe)
+        y, seen = (result, None) if isinstance(result, Tensor) else result
+        y = self.vit.head(y[:, 0]) if self.classifies else y
+        return y if seen is None else (y, seen)
+
+    def pooled(self, y: Tensor) -> Tensor:
+        """``y [B, N + 1, D] → [B, D]``: the class token's vector, through the pooler if there is one."""
+        return y[:, 0] if self.pooler is None else self.pooler(y[:, 0])

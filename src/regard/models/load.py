@@ -1,0 +1,139 @@
+"""Models from folders: find the family, build it without memory, and let its parameters be views of the files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from regard.models import bert, gpt2, llama, t5, vit
+from regard.models.config import Config
+from regard.models.folder import Folder
+from regard.models.image_model import ImageModel
+from regard.models.images import Preprocessor
+from regard.models.keys import Table
+from regard.models.model import Build, Model
+from regard.models.text import Text
+
+__all__ = ["known", "load"]
+
+FAMILIES: dict[str, Build] = {kind: file.build for file in (bert, gpt2, llama, t5, vit) for kind in file.KINDS}
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def known() -> tuple[str, ...]:
+    """The ``model_type``s that can be loaded."""
+    return tuple(FAMILIES)
+
+
+def load(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Model:
+    """A Hugging Face folder as a model of this library, ready to use (``eval``): the same function, every head open.
+
+    - the folder has ``config.json`` and ``model.safetensors``, or an index with several files; ``tokenizer.json`` and
+      ``preprocessor_config.json`` are used where they are there. Nothing is downloaded and no pickle is opened.
+    - known are BERT, RoBERTa, DistilBERT, GPT-2, Llama, Mistral, Qwen2, Qwen3, T5 and ViT, with the heads that their
+      files name. A tensor that is missing, left over or of the wrong shape raises, by name.
+    - ``dtype`` None keeps the files': parameters are then views of mapped files, read as they are needed (a mixture of
+      dtypes becomes the widest of them); another one is converted, tensor by tensor. A file that is replaced while a
+      model uses it does not change it; one that is overwritten in place does.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype must be {', '.join(str(x) for x in DTYPES)} or None, got {dtype!r}")
+    there = Folder(folder)
+    build = FAMILIES.get(there.config.kind)
+    if build is None:
+        raise ValueError(f"{there.path} holds a {there.config.kind!r}; known are {', '.join(FAMILIES)}")
+    try:
+        model = _filled(build, there, dtype)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{there.path}: {error}" if str(there.path) not in str(error) else str(error)) from None
+    return model.eval()
+
+
+def _filled(build: Build, there: Folder, dtype: torch.dtype | None) -> Model:
+    stored = there.tensors()
+    with torch.device("meta"):
+        table = build(there.config, lambda key: None).table
+        names = _canonical(table, stored)
+        model = build(there.config, lambda key: stored.get(table.find(key, names) or ""))
+    _fill(model, names, stored, dtype)
+    model.beside = there.beside()
+    model.generation = Config(there.json("generation_config.json"))
+    if "tokenizer.json" in model.beside:
+        model.text = Text(model.beside["tokenizer.json"])
+    if isinstance(model, ImageModel):
+        settings = Config(there.json("preprocessor_config.json"))
+        model.images = Preprocessor(settings, model.vit.image, model.vit.channels)
+    return model
+
+
+def _canonical(table: Table, stored: Mapping[str, Tensor]) -> dict[str, str]:
+    """Names as the table spells them → names in the file, without what is no parameter."""
+    names: dict[str, str] = {}
+    for name in stored:
+        spelled = table.canonical(name)
+        if spelled is None:
+            continue
+        if spelled in names:
+            raise ValueError(f"{name} and {names[spelled]} are the same tensor under two names")
+        names[spelled] = name
+    return names
+
+
+def _fill(model: Model, names: Mapping[str, str], stored: Mapping[str, Tensor], dtype: torch.dtype | None) -> None:
+    """Put every stored tensor where it belongs, or raise before anything is put anywhere."""
+    table, params = model.table, dict(model.named_parameters(remove_duplicate=False))
+    found: dict[str, Tensor] = {}
+    used: dict[str, str] = {}
+    missing = []
+    for pair in table.pairs(model):
+        name = table.find(pair.theirs, names)
+        if name is None:
+            missing.append(pair.theirs)
+            continue
+        used[pair.theirs] = name
+        found |= pair.read(_floating(name, stored[name]), params)
+    left = sorted(set(names.values()) - set(used.values()))
+    left = [name for name in left if not _is_copy(name, table, used, names, stored)]
+    for what, which in (("are missing", missing), ("are left over", left)):
+        if which:
+            some = ", ".join(which[:3]) + (f" and {len(which) - 3} more" if len(which) > 3 else "")
+            raise ValueError(
+                f"{len(which)} tensors {what} for {model.config.architecture or model.config.kind}: {some}"
+            )
+    widest = dtype
+    if widest is None:
+        for tensor in found.values():
+            widest = tensor.dtype if widest is None else torch.promote_types(widest, tensor.dtype)
+    for name, tensor in found.items():
+        _set(model, name, tensor.to(widest))
+
+
+def _is_copy(
+    name: str, table: Table, used: Mapping[str, str], names: Mapping[str, str], stored: Mapping[str, Tensor]
+) -> bool:
+    """Whether a tensor that is left over is tied to one that is used; tied tensors that differ raise."""
+    for copy, original in table.copies.items():
+        if table.find(copy, names) == name and original in used:
+            if not torch.equal(stored[name], stored[used[original]]):
+                raise ValueError(
+                    f"{name} differs from {used[original]}, but config.json ties them; "
+                    "set tie_word_embeddings to false to keep both"
+                )
+            return True
+    return False
+
+
+def _floating(name: str, tensor: Tensor) -> Tensor:
+    if tensor.dtype not in DTYPES:
+        raise ValueError(
+            f"{name} is {tensor.dtype}; quantised checkpoints are not read, only {', '.join(map(str, DTYPES))}"
+        )
+    return tensor
+
+
+def _set(model: nn.Module, name: str, tensor: Tensor) -> None:
+    module, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(module), leaf, nn.Parameter(tensor))

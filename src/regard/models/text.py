@@ -1,0 +1,101 @@
+"""Words to token ids and back: a folder's ``tokenizer.json``, or plain bytes where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+__all__ = ["Bytes", "Text"]
+
+
+class Text:
+    """``tokenizer.json`` through ``tokenizers``. Nothing is cut off or padded, whatever the file asks for."""
+
+    def __init__(self, content: bytes) -> None:
+        try:
+            self.tokenizer = Tokenizer.from_buffer(content)
+        except Exception as error:  # tokenizers raises plain Exception
+            raise ValueError(f"tokenizer.json cannot be read: {error}") from None
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+
+    def __len__(self) -> int:
+        """How many tokens there are, added ones included."""
+        return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, with the special tokens that the tokenizer puts around one."""
+        _check_text(text)
+        return list(self.tokenizer.encode(text).ids)
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Ids and sentence types (0 and 1) of two texts in one input."""
+        _check_text(first)
+        _check_text(second)
+        both = self.tokenizer.encode(first, second)
+        return list(both.ids), list(both.type_ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, without special tokens."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """Each id as the vocabulary writes it."""
+        return [self.tokenizer.id_to_token(i) or f"<{i}>" for i in ids]
+
+    def pieces(self, ids: Iterator[int]) -> Iterator[str]:
+        """Text as ids come in: a piece is given once its characters are whole."""
+        stream, given = DecodeStream(skip_special_tokens=True), []
+        sent = ""
+        for i in ids:
+            given.append(i)
+            piece = stream.step(self.tokenizer, i)
+            if piece:
+                sent += piece
+                yield piece
+        rest = self.decode(given)
+        if rest.startswith(sent) and len(rest) > len(sent):
+            yield rest[len(sent) :]
+
+
+class Bytes:
+    """UTF-8 bytes as ids 0 … 255, for models that come without a tokenizer.
+
+    >>> Bytes().decode(Bytes().encode("één"))
+    'één'
+    """
+
+    def __len__(self) -> int:
+        return 256
+
+    def encode(self, text: str) -> list[int]:
+        """The bytes of a text."""
+        _check_text(text)
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of bytes; ids beyond 255 are left out, broken characters shown as �."""
+        return bytes(i for i in ids if 0 <= i < 256).decode(errors="replace")
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """Each byte as a character where it is one."""
+        return [chr(i) if 32 <= i < 127 else f"<{i:02x}>" if i < 256 else f"<{i}>" for i in ids]
+
+    def pieces(self, ids: Iterator[int]) -> Iterator[str]:
+        """Text as bytes come in: a piece is given once its characters are whole."""
+        held = b""
+        for i in ids:
+            held += bytes([i]) if 0 <= i < 256 else b""
+            text = held.decode(errors="replace")
+            if held and not text.endswith("�"):
+                yield text
+                held = b""
+        if held:
+            yield held.decode(errors="replace")
+
+
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise TypeError(f"a text must be a str, got {type(text).__name__}")

@@ -1,0 +1,342 @@
+"""Loaded models compute what `transformers` computes, for random configurations of every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import in_float64, make, transformers, write
+from torch import Tensor
+
+from regard import Observe
+from regard.models import TextDecoder, load
+
+V = 37
+TEXT = {"vocab_size": V, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
+BERT = TEXT | {"max_position_embeddings": 19}
+DISTIL = {"vocab_size": V, "dim": 10, "n_layers": 3, "n_heads": 5, "hidden_dim": 14, "max_position_embeddings": 13}
+ENCODERS: list[tuple[str, dict[str, Any]]] = [
+    ("BertModel", BERT),
+    ("BertModel", BERT | {"hidden_act": "gelu_new", "type_vocab_size": 5, "num_hidden_layers": 1}),
+    ("BertForMaskedLM", BERT | {"hidden_act": "relu"}),
+    ("BertForPreTraining", BERT | {"layer_norm_eps": 1e-3}),
+    ("BertForSequenceClassification", BERT | {"num_labels": 5}),
+    ("BertForTokenClassification", BERT | {"num_labels": 3, "num_attention_heads": 1}),
+    ("BertForQuestionAnswering", BERT | {"hidden_size": 15, "num_attention_heads": 5}),
+    ("BertForNextSentencePrediction", BERT),
+    ("RobertaModel", BERT | {"pad_token_id": 1}),
+    ("RobertaForMaskedLM", BERT | {"pad_token_id": 3, "type_vocab_size": 1}),
+    ("RobertaForSequenceClassification", BERT | {"num_labels": 7}),
+    ("RobertaForTokenClassification", BERT | {"num_labels": 4, "hidden_act": "gelu_new"}),
+    ("DistilBertModel", DISTIL),
+    ("DistilBertForMaskedLM", DISTIL | {"activation": "relu"}),
+    ("DistilBertForSequenceClassification", DISTIL | {"num_labels": 3}),
+    ("DistilBertForTokenClassification", DISTIL | {"n_layers": 1}),
+    ("DistilBertForQuestionAnswering", DISTIL),
+]
+GPT2 = {"vocab_size": V, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 19, "bos_token_id": 0}
+GPT2 |= {"eos_token_id": 36, "pad_token_id": 36}
+LLAMA = TEXT | {"max_position_embeddings": 16, "num_key_value_heads": 1, "eos_token_id": 36, "pad_token_id": 36}
+
+
+def rope(kind: str, **entries: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 100.0, **entries}}
+
+
+DECODERS: list[tuple[str, dict[str, Any]]] = [
+    ("GPT2LMHeadModel", GPT2),
+    ("GPT2LMHeadModel", GPT2 | {"n_inner": 17, "activation_function": "relu", "tie_word_embeddings": False}),
+    ("GPT2LMHeadModel", GPT2 | {"scale_attn_by_inverse_layer_idx": True, "n_layer": 3}),
+    ("GPT2LMHeadModel", GPT2 | {"scale_attn_weights": False, "layer_norm_epsilon": 1e-3}),
+    ("GPT2LMHeadModel", GPT2 | {"n_embd": 10, "n_head": 1, "activation_function": "gelu"}),
+    ("GPT2Model", GPT2 | {"n_head": 2}),
+    ("LlamaForCausalLM", LLAMA),
+    ("LlamaForCausalLM", LLAMA | {"num_key_value_heads": 3, "head_dim": 10, "attention_bias": True, "mlp_bias": True}),
+    ("LlamaForCausalLM", LLAMA | {"tie_word_embeddings": True} | rope("linear", factor=3.0)),
+    ("LlamaForCausalLM", LLAMA | rope("dynamic", factor=2.0)),
+    ("LlamaForCausalLM", LLAMA | {"head_dim": 16} | rope("yarn", factor=4.0, original_max_position_embeddings=8)),
+    (
+        "LlamaForCausalLM",
+        LLAMA
+        | {"head_dim": 16}
+        | rope("yarn", factor=4.0, beta_fast=8.0, mscale=1.5, mscale_all_dim=0.7, truncate=False)
+        | {"num_hidden_layers": 1},
+    ),
+    (
+        "LlamaForCausalLM",
+        LLAMA
+        | {"head_dim": 12}
+        | rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
+    ),
+    (
+        "LlamaForCausalLM",
+        LLAMA
+        | rope("longrope", short_factor=[1.0, 1.5], long_factor=[2.0, 4.0], original_max_position_embeddings=6)
+        | {"num_attention_heads": 3},
+    ),
+    ("LlamaModel", LLAMA | {"hidden_act": "gelu"}),
+    ("MistralForCausalLM", LLAMA | {"sliding_window": 4}),
+    ("MistralForCausalLM", LLAMA | {"sliding_window": None, "num_key_value_heads": 3}),
+    ("Qwen2ForCausalLM", LLAMA | {"tie_word_embeddings": True}),
+    (
+        "Qwen2ForCausalLM",
+        LLAMA | {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1, "num_hidden_layers": 3},
+    ),
+    ("Qwen3ForCausalLM", LLAMA | {"head_dim": 8, "attention_bias": True}),
+    ("Qwen3Model", LLAMA | {"head_dim": 6}),
+]
+T5 = {"vocab_size": V, "d_model": 12, "d_kv": 5, "d_ff": 20, "num_layers": 2, "num_heads": 3}
+T5 |= {"decoder_start_token_id": 0, "eos_token_id": 36}
+SEQ2SEQ: list[tuple[str, dict[str, Any]]] = [
+    ("T5ForConditionalGeneration", T5),
+    ("T5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    ("T5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-silu", "num_decoder_layers": 1}),
+    ("T5ForConditionalGeneration", T5 | {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 6}),
+    ("T5ForConditionalGeneration", T5 | {"num_heads": 1, "d_kv": 7, "layer_norm_epsilon": 1e-3}),
+    ("T5Model", T5 | {"feed_forward_proj": "gelu"}),
+    ("T5EncoderModel", T5 | {"num_layers": 3}),
+]
+VIT = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20, "patch_size": 4}
+IMAGES: list[tuple[str, dict[str, Any]]] = [
+    ("ViTForImageClassification", VIT | {"image_size": 12, "num_labels": 5}),
+    ("ViTForImageClassification", VIT | {"image_size": (8, 12), "num_labels": 3, "qkv_bias": False}),
+    ("ViTForImageClassification", VIT | {"image_size": 8, "num_channels": 1, "hidden_act": "relu"}),
+    ("ViTForImageClassification", VIT | {"image_size": 8, "layer_norm_eps": 1e-3, "num_hidden_layers": 1}),
+    ("ViTModel", VIT | {"image_size": 8}),
+    ("ViTModel", VIT | {"image_size": 16, "hidden_size": 10, "num_attention_heads": 5}),
+]
+LENGTHS = [7, 4, 1]
+
+
+def name(case: tuple[str, dict[str, Any]]) -> str:
+    return case[0]
+
+
+def ids(batch: int = 3, n: int = 7, seed: int = 1) -> Tensor:
+    return torch.randint(4, V - 1, (batch, n), generator=torch.Generator().manual_seed(seed))
+
+
+def result(output: Any) -> Tensor:
+    """What our call returns, from an output of theirs."""
+    if "start_logits" in output:
+        return torch.stack([output.start_logits, output.end_logits], dim=-1)
+    for entry in ("prediction_logits", "logits", "last_hidden_state"):
+        if entry in output:
+            return output[entry]
+    raise AssertionError(f"no result in {list(output)}")
+
+
+def close(ours: Tensor, theirs: Tensor, bound: float) -> None:
+    assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+    assert (ours - theirs).abs().max() <= bound * (1 + theirs.abs().max())
+
+
+def real_rows(n: int) -> Tensor:
+    return torch.arange(n) < torch.tensor(LENGTHS).unsqueeze(-1)
+
+
+def both(case: tuple[str, dict[str, Any]], folder: Path) -> tuple[Any, Any]:
+    theirs = make(*case)
+    return theirs, load(write(theirs, folder))
+
+
+@pytest.mark.parametrize("case", ENCODERS, ids=name)
+def test_text_encoders(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    theirs, ours = both(case, tmp_path)
+    real, tokens = real_rows(7), ids()
+    tokens = tokens.masked_fill(~real, ours.config.get("pad_token_id", 0))
+    kinds = case[1].get("type_vocab_size", 2)
+    types = None if case[0].startswith("Distil") else torch.arange(21).reshape(3, 7) % kinds
+    given = {} if types is None else {"token_type_ids": types}
+    for dtype, bound in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
+        with torch.no_grad():
+            expected = result(theirs.to(dtype)(tokens, attention_mask=real.long(), **given))
+            found = ours.to(dtype)(tokens, types=types, padding=real)
+        seen = real if found.ndim == 3 else slice(None)
+        close(found[seen], expected[seen], bound)
+        with torch.no_grad():
+            assert torch.equal(ours(tokens, types=types, padding=LENGTHS)[seen], found[seen])
+    if case[0] in ("BertModel", "RobertaModel"):
+        close(ours.pooled(found), theirs(tokens, attention_mask=real.long(), **given).pooler_output, 1e-10)
+    if case[0] == "BertForPreTraining":
+        pooled = ours.pooled(ours.hidden(tokens, types=types, padding=real))
+        expected = theirs(tokens, attention_mask=real.long(), **given).seq_relationship_logits
+        close(ours.next_sentence(pooled), expected, 1e-10)
+
+
+@pytest.mark.parametrize("case", DECODERS, ids=name)
+def test_text_decoders(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    """With padding on the right, on the left, and longer than a rotary model was trained for."""
+    theirs, ours = both(case, tmp_path)
+    rotary = ours.decoder.blocks[0].attention.position
+    lengths = (7,) if ours.longest else (7, 23)
+    for dtype, bound in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
+        theirs, ours = in_float64(theirs, rotary) if dtype == torch.float64 else theirs, ours.to(dtype)
+        for n in lengths:
+            tokens, right = ids(n=n), real_rows(n)
+            with torch.no_grad(), pytest.warns(UserWarning, match="trained") if _first(ours, n) else _nothing():
+                found = ours(tokens, padding=right)
+            with torch.no_grad():
+                expected = result(theirs(tokens, attention_mask=right.long(), use_cache=False))
+            close(found[right], expected[right], bound)
+            left = right.flip(-1)
+            at = (left.cumsum(-1) - 1).clamp(min=0)
+            with torch.no_grad():
+                found = ours(tokens, padding=left, at=at)
+                expected = result(theirs(tokens, attention_mask=left.long(), position_ids=at, use_cache=False))
+            close(found[left], expected[left], bound)
+
+
+def _first(model: Any, n: int) -> bool:
+    return model.trained is not None and n > model.trained and not model._warned
+
+
+class _nothing:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("case", SEQ2SEQ, ids=name)
+def test_text_to_text(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    theirs, ours = both(case, tmp_path)
+    source, target, real = ids(), ids(3, 5, seed=2), real_rows(7)
+    for dtype, bound in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
+        theirs, ours = in_float64(theirs) if dtype == torch.float64 else theirs, ours.to(dtype)
+        with torch.no_grad():
+            if case[0] == "T5EncoderModel":
+                expected, found = result(theirs(source, attention_mask=real.long())), ours(source, padding=real)
+                found, expected = found[real], expected[real]
+            else:
+                given = {"attention_mask": real.long(), "decoder_input_ids": target}
+                expected, found = result(theirs(source, **given)), ours(source, target, padding=real)
+        close(found, expected, bound)
+
+
+@pytest.mark.parametrize("case", IMAGES, ids=name)
+def test_images(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    theirs, ours = both(case, tmp_path)
+    theirs.set_attn_implementation("sdpa")
+    g = torch.Generator().manual_seed(1)
+    images = torch.randn(2, ours.vit.channels, *ours.vit.image, generator=g)
+    for dtype, bound in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
+        with torch.no_grad():
+            output = theirs.to(dtype)(images.to(dtype))
+            found = ours.to(dtype)(images.to(dtype))
+        close(found, result(output), bound)
+    if case[0] == "ViTModel":
+        close(ours.pooled(found), output.pooler_output, 1e-10)
+
+
+@pytest.mark.parametrize("case", [c for c in DECODERS if not c[0].endswith("Model") or "LMHead" in c[0]], ids=name)
+def test_decoders_write_what_transformers_writes(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    """Greedy, token for token: with a cache, without one, one text and a batch padded on the left."""
+    theirs, ours = both(case, tmp_path)
+    rotary = ours.decoder.blocks[0].attention.position
+    theirs, ours = in_float64(theirs, rotary), ours.double()
+    rows = [ids(1, n, seed=n)[0].tolist() for n in (5, 2, 3)]
+    for prompts in (rows[:1], rows):
+        n = max(map(len, prompts))
+        padded = torch.tensor([[36] * (n - len(row)) + row for row in prompts])
+        real = torch.tensor([[0] * (n - len(row)) + [1] * len(row) for row in prompts])
+        expected = theirs.generate(padded, attention_mask=real, max_new_tokens=9, do_sample=False)[:, n:]
+        assert torch.equal(ours.generate(prompts, 9), expected)
+        if (
+            ours.config.part("rope_parameters").get("rope_type") != "longrope"
+        ):  # turns kept keys otherwise than new ones
+            assert torch.equal(ours.generate(prompts, 9, cache=False), expected)
+        assert torch.equal(torch.stack(list(ours.stream(prompts, 9)), dim=1), expected)
+
+
+@pytest.mark.parametrize("case", SEQ2SEQ[:5], ids=name)
+def test_encoder_decoders_write_what_transformers_writes(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    theirs, ours = both(case, tmp_path)
+    theirs, ours = in_float64(theirs), ours.double()
+    rows = [ids(1, n, seed=n)[0].tolist() for n in (5, 2, 3)]
+    for prompts in (rows[:1], rows):
+        n = max(map(len, prompts))
+        padded = torch.tensor([row + [0] * (n - len(row)) for row in prompts])
+        real = torch.tensor([[1] * len(row) + [0] * (n - len(row)) for row in prompts])
+        expected = theirs.generate(padded, attention_mask=real, max_new_tokens=9, do_sample=False)[:, 1:]
+        assert torch.equal(ours.generate(prompts, 9), expected)
+        assert torch.equal(ours.generate(prompts, 9, cache=False), expected)
+
+
+ALL = [*ENCODERS, *DECODERS, *SEQ2SEQ, *IMAGES]
+
+
+@pytest.mark.parametrize("case", ALL, ids=name)
+def test_what_is_saved_is_what_transformers_reads(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    theirs, ours = both(case, tmp_path / "theirs")
+    ours.save(tmp_path / "ours")
+    again, report = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    before, after = theirs.state_dict(), again.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    reloaded = load(tmp_path / "ours")
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), reloaded.parameters(), strict=True))
+
+
+def test_frequencies_are_theirs(tmp_path: Path) -> None:
+    """In float32, as they have them; ours are the same numbers in float64."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    for kind, entries in DECODERS:
+        if not kind.startswith("Llama"):
+            continue
+        theirs, ours = both((kind, entries), tmp_path / str(id(entries)))
+        position, config = ours.decoder.blocks[0].attention.position, theirs.config
+        module = theirs.get_submodule("model.rotary_emb" if kind != "LlamaModel" else "rotary_emb")
+        for length in (5, 40):
+            if module.rope_type == "default":
+                theta, sharper = module.compute_default_rope_parameters(config)
+            else:
+                theta, sharper = ROPE_INIT_FUNCTIONS[module.rope_type](config, torch.device("cpu"), seq_len=length)
+            found = position.for_length(length, torch.device("cpu"))
+            torch.testing.assert_close(found.float(), theta, rtol=2e-6, atol=0)
+            assert position.attention_factor == pytest.approx(sharper, rel=1e-6)
+
+
+def test_observing_a_loaded_model_changes_nothing_and_names_every_head(tmp_path: Path) -> None:
+    for case, part in ((ENCODERS[0], "encoder"), (DECODERS[6], "decoder"), (IMAGES[0], "vit.encoder")):
+        _, ours = both(case, tmp_path / part)
+        given = torch.randn(2, 3, 12, 12) if part == "vit.encoder" else ids()
+        with torch.no_grad():
+            plain = ours(given)
+            watched, seen = ours(given, observe=Observe(map=4))
+        torch.testing.assert_close(watched, plain)
+        assert list(seen) == [f"{part}.blocks.{i}.attention" for i in range(2)]
+        assert all(dict(ours.named_modules())[path].heads == o.entropy.shape[1] for path, o in seen.items())
+
+
+def test_an_untied_head_of_t5(tmp_path: Path) -> None:
+    """T5 1.1 and its kin hold a head of their own; transformers' newest config cannot say so, the files can."""
+    from safetensors.torch import load_file, save_file
+
+    theirs, _ = both(SEQ2SEQ[1], tmp_path)
+    head = torch.randn(V, 12)
+    save_file(load_file(tmp_path / "model.safetensors") | {"lm_head.weight": head}, tmp_path / "model.safetensors")
+    theirs.lm_head.weight = torch.nn.Parameter(head)
+    ours = load(tmp_path)
+    assert ours.decoder.tokens.head is not None
+    with torch.no_grad():
+        close(ours(ids(), ids(3, 5)), theirs(ids(), decoder_input_ids=ids(3, 5)).logits, 1e-5)
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    for case in (DECODERS[0], DECODERS[6]):
+        theirs, ours = both(case, tmp_path / case[0])
+        half = load(tmp_path / case[0], dtype=torch.bfloat16)
+        assert half.dtype == torch.bfloat16 and ours.dtype == torch.float32
+        with torch.no_grad():
+            exact, found = ours(ids()), half(ids())
+            other = result(theirs.to(torch.bfloat16)(ids()))
+        assert found.dtype == torch.bfloat16
+        assert (found - exact).abs().max() <= 2 * (other - exact).abs().max() + 1e-2
+    assert isinstance(half, TextDecoder) and half.generate(ids(1, 3), 4).shape == (1, 4)
+
+
+def test_transformers_is_there() -> None:
+    assert transformers.__version__
