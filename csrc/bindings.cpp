@@ -190,4 +190,44 @@ NB_MODULE(_native, m) {
             kernels.turn(c);
         },
         "Turns pairs of features by the angles whose cosines and sines are given.");
+
+    // A norm is (weight, bias or 0, centred), a part as in `linear`.
+    using Norm3 = std::array<int64_t, 3>;
+    using Part4 = std::array<int64_t, 4>;
+    nb::class_<Step>(m, "Step")
+        .def("__init__",
+             [](Step* s, int dtype, const std::array<int64_t, 5>& sizes, const std::vector<Norm3>& norms,
+                const std::vector<double>& eps, const std::vector<Part4>& parts, int64_t ups, int activation,
+                double scale, double softcap, uintptr_t sinks, int64_t turned, bool halves) {
+                 new (s) Step();
+                 s->dtype = static_cast<Dtype>(dtype);
+                 s->width = sizes[0], s->heads = sizes[1], s->kv_heads = sizes[2], s->d = sizes[3], s->e = sizes[4];
+                 Step::NormPart* to[] = {&s->first, &s->second, &s->q_norm, &s->k_norm};
+                 for (size_t t = 0; t < 4; t++)
+                     *to[t] = {pointer<void>(norms[t][0]), pointer<void>(norms[t][1]), eps[t], norms[t][2] != 0};
+                 const auto part = [&](size_t t) {
+                     return Linear::Part{pointer<void>(parts[t][0]), pointer<void>(parts[t][1]), parts[t][2],
+                                         parts[t][3]};
+                 };
+                 s->qkv = {part(0), part(1), part(2)}, s->out = part(3), s->down = part(4);
+                 for (int64_t t = 0; t < ups; t++) s->up.push_back(part(5 + t));
+                 s->gated = ups == 2, s->activation = static_cast<Activation>(activation);
+                 s->scale = scale, s->softcap = softcap, s->sinks = pointer<float>(sinks);
+                 s->turned = turned, s->halves = halves;
+             })
+        .def(
+            "run",
+            [](Step& s, uintptr_t x, uintptr_t y, int64_t rows, uintptr_t cos, uintptr_t sin, uintptr_t k,
+               const Four& k_strides, uintptr_t v, const Four& v_strides, int64_t m, int64_t seen, int threads) {
+                Step c = s;  // threads of Python may run one block at once
+                c.x = pointer<void>(x), c.y = pointer<void>(y), c.rows = rows;
+                c.cos = pointer<float>(cos), c.sin = pointer<float>(sin);
+                c.k = {pointer<void>(k), k_strides[0], k_strides[1], k_strides[2], 1};
+                c.v = {pointer<void>(v), v_strides[0], v_strides[1], v_strides[2], 1};
+                c.m = m, c.seen = seen, c.threads = threads;
+                const auto& kernels = kernels_for(chosen_instruction_set());
+                nb::gil_scoped_release release;
+                return kernels.step(c);
+            },
+            "A new token of each row through the block, its key and value into the cache; False if not finite.");
 }

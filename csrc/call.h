@@ -119,4 +119,33 @@ struct Norm {
     int threads;
 };
 
+enum class Activation { relu, gelu, gelu_tanh, silu };
+
+// One new token of each row through a block with norms before its two parts (step.h). Tensors of one dtype.
+struct Step {
+    struct NormPart {
+        const void *weight = nullptr, *bias = nullptr;
+        double eps = 0;
+        bool centred = false;
+    };
+    // What stays from token to token.
+    int64_t width = 0, heads = 0, kv_heads = 0, d = 0, e = 0;
+    Dtype dtype = Dtype::f32;
+    NormPart first, second, q_norm, k_norm;
+    std::vector<Linear::Part> qkv, up;  // up: the gate first, where there is one
+    Linear::Part out{}, down{};
+    Activation activation = Activation::relu;
+    bool gated = false, halves = true;
+    double scale = 1, softcap = 0;
+    const float* sinks = nullptr;
+    int64_t turned = 0;  // features that a rotary position turns
+    // What each token brings.
+    const void* x = nullptr;
+    void* y = nullptr;
+    const float *cos = nullptr, *sin = nullptr;
+    Tensor k, v;                 // the cache, with room for the new row
+    int64_t rows = 0, m = 0, seen = 0;  // m keys with the new one, the last `seen` of which are looked at
+    int threads = 1;
+};
+
 }  // namespace regard

@@ -13,6 +13,7 @@ struct Kernels {
     void (*linear)(const Linear&);
     void (*norm)(const Norm&);
     void (*turn)(const Turn&);
+    bool (*step)(const Step&);  // false: a weighted sum is not finite
 };
 
 const Kernels& kernels_for(InstructionSet set);

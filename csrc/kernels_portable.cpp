@@ -2,10 +2,10 @@
 #define REGARD_ISA_NAMESPACE portable
 #include "backward.h"
 #include "kernels.h"
-#include "layers.h"
 #include "look.h"
+#include "step.h"
 
 namespace regard {
 extern const Kernels k_portable;
-const Kernels k_portable = {portable::forward, portable::backward, portable::look, portable::linear, portable::norm, portable::turn};
+const Kernels k_portable = {portable::forward, portable::backward, portable::look, portable::linear, portable::norm, portable::turn, portable::step};
 }  // namespace regard

@@ -39,7 +39,7 @@ REGARD_INLINE F load_as(const char* row, int64_t t) {
     if constexpr (dtype == Dtype::bf16) return reinterpret_cast<F>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
     return _mm256_cvtph_ps(half);
 #else
-    F x;
+    F x{};
     for (int y = 0; y < W; y++) {
         const uint16_t half = reinterpret_cast<const uint16_t*>(at)[y];
         x[y] = dtype == Dtype::bf16 ? widen_bf16(half) : widen_f16(half);

@@ -126,13 +126,14 @@ def attention(
     tensor([[[1., 0.],
              [0., 1.]]])
     """
-    q, k, v = _autocast(q, k, v)
-    if not tracing():
-        _refuse_transforms()
+    if not ops.calm():
+        q, k, v = _autocast(q, k, v)
+        if not tracing():
+            _refuse_transforms()
     shape = attention_shape(q, k, v)
     chosen = choose(backend, q)
     beta, cap, drop = _numbers(shape, scale, softcap, sinks, dropout)
-    q4, k4, v4 = (flatten_batch(x, shape.batch) for x in (q, k, v))
+    q4, k4, v4 = flatten_batch(q, shape.batch), flatten_batch(k, shape.batch), flatten_batch(v, shape.batch)
     lo, hi, see = _lower_mask(mask, shape, q.device)
     added, terms = _lower_bias(bias, q4, shape)
     seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device=q.device) if drop > 0 else None

@@ -154,6 +154,8 @@ def integer(name: str, value: object, *, least: int | None = 0, most: int | None
 
 def number(name: str, value: object, *, least: float | None = None) -> float:
     """``value`` as a float that is not NaN and ``≥ least``; anything else is refused by name."""
+    if type(value) is float and value >= (-math.inf if least is None else least):  # a NaN is not
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat | torch.SymInt | numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if isinstance(value, int) and abs(value) > 1e308:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.kernels import native
-from regard.kernels.ops import unwatched
+from regard.kernels.ops import calm, unwatched
 from regard.positions import Rotary
 
 __all__ = ["layer_norm", "linear", "linears", "rms_norm", "turn"]
@@ -86,13 +86,13 @@ def _plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
         return False
     if bias is not None and (bias.dtype is not dtype or not bias.is_cpu):
         return False
-    if torch.is_grad_enabled() and (
-        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    ):
-        return False
-    if torch._C._len_torch_function_stack() or torch.is_autocast_enabled("cpu") or not x.numel():
-        return False
-    return unwatched(x, weight) if bias is None else unwatched(x, weight, bias)
+    if not calm():
+        learns = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+        if (torch.is_grad_enabled() and learns) or torch._C._len_torch_function_stack():
+            return False
+        if torch.is_autocast_enabled("cpu"):
+            return False
+    return x.numel() > 0 and (unwatched(x, weight) if bias is None else unwatched(x, weight, bias))
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

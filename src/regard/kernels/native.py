@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import warnings
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -377,6 +378,54 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, width: int, halves: bool) -> Tenso
     where = cos.data_ptr(), sin.data_ptr()
     _module.turn(DTYPES[x.dtype], x.data_ptr(), x.shape, x.stride(), y.data_ptr(), *where, width, each, halves)
     return y
+
+
+def new_step(
+    dtype: torch.dtype,
+    sizes: tuple[int, ...],
+    norms: Sequence[Any],
+    maps: Sequence[Any],
+    ups: int,
+    activation: int,
+    scale: float,
+    softcap: float,
+    sinks: Tensor | None,
+    turned: int,
+    halves: bool,
+) -> Any:
+    """A block in the compiled module's form (``regard.nn.step``): addresses, which the caller keeps right.
+
+    Norms have ``weight``, ``eps`` and perhaps ``bias``, or are None; maps are q, k, v, out, down and one or two ups.
+    """
+    assert _module is not None
+    addresses = [
+        (0, 0, 0) if x is None else (x.weight.data_ptr(), _address(x, "bias"), int(_centres(x))) for x in norms
+    ]
+    eps = [0.0 if x is None else x.eps for x in norms]
+    parts = [(x.weight.data_ptr(), _address(x, "bias"), x.weight.shape[0], x.weight.stride(0)) for x in maps]
+    last = 0 if sinks is None else sinks.data_ptr()
+    return _module.Step(
+        DTYPES[dtype], sizes, addresses, eps, parts, ups, activation, scale, softcap, last, turned, halves
+    )
+
+
+def step(
+    raw: Any, x: Tensor, y: Tensor, cos: Tensor | None, sin: Tensor | None, k: Tensor, v: Tensor, m: int, seen: int
+) -> bool:
+    """Fill y with x after the block; False where a weighted sum is not finite."""
+    waves = (0, 0) if cos is None or sin is None else (cos.data_ptr(), sin.data_ptr())
+    cache = (k.data_ptr(), k.stride(), v.data_ptr(), v.stride())
+    return bool(raw.run(x.data_ptr(), y.data_ptr(), x.shape[0], *waves, *cache, m, seen, torch.get_num_threads()))
+
+
+def _address(x: Any, name: str) -> int:
+    found = getattr(x, name, None)
+    return 0 if found is None else int(found.data_ptr())
+
+
+def _centres(norm: Any) -> bool:
+    """LayerNorm takes the mean away, RMSNorm does not and has no bias to give it back."""
+    return hasattr(norm, "bias")
 
 
 def _flat_rows(x: Tensor) -> Tensor:

@@ -11,11 +11,13 @@ _MISSING: Any = object()
 
 
 class Config(dict[str, Any]):
-    """The entries of a ``config.json``; ``None`` (JSON's null) counts as absent.
+    """The entries of a ``config.json``, or of another ``file``; ``None`` (JSON's null) counts as absent.
 
     >>> Config(hidden_size=12).whole("hidden_size")
     12
     """
+
+    file = "config.json"
 
     @property
     def kind(self) -> str:
@@ -27,50 +29,52 @@ class Config(dict[str, Any]):
         """The first of ``architectures``, the class that wrote the checkpoint; "" if none is named."""
         named = self.get("architectures") or [""]
         if not isinstance(named, list) or not isinstance(named[0], str):
-            raise ValueError(f"config.json: architectures is {named!r}; it must be a list of names")
+            raise ValueError(f"{self.file}: architectures is {named!r}; it must be a list of names")
         return named[0]
 
     def whole(self, name: str, default: int = _MISSING, least: int = 1) -> int:
         """A whole number ≥ ``least``."""
         found = self._found(name, default)
         if isinstance(found, bool) or not isinstance(found, int) or found < least:
-            raise ValueError(f"config.json: {name} is {found!r}; it must be a whole number ≥ {least}")
+            raise ValueError(f"{self.file}: {name} is {found!r}; it must be a whole number ≥ {least}")
         return found
 
     def real(self, name: str, default: float = _MISSING, least: float = 0.0) -> float:
         """A finite number ≥ ``least``."""
         found = self._found(name, default)
         if isinstance(found, bool) or not isinstance(found, int | float) or not least <= found < float("inf"):
-            raise ValueError(f"config.json: {name} is {found!r}; it must be a finite number ≥ {least:g}")
+            raise ValueError(f"{self.file}: {name} is {found!r}; it must be a finite number ≥ {least:g}")
         return float(found)
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
         found = self._found(name, default)
         if not isinstance(found, bool):
-            raise ValueError(f"config.json: {name} is {found!r}; it must be true or false")
+            raise ValueError(f"{self.file}: {name} is {found!r}; it must be true or false")
         return found
 
     def name(self, name: str, default: str = _MISSING) -> str:
         """A text."""
         found = self._found(name, default)
         if not isinstance(found, str):
-            raise ValueError(f"config.json: {name} is {found!r}; it must be a text")
+            raise ValueError(f"{self.file}: {name} is {found!r}; it must be a text")
         return found
 
     def part(self, name: str) -> Config:
         """A nested table; empty if there is none."""
         found = self._found(name, {})
         if not isinstance(found, Mapping):
-            raise ValueError(f"config.json: {name} is {found!r}; it must be a table")
-        return Config(found)
+            raise ValueError(f"{self.file}: {name} is {found!r}; it must be a table")
+        part = Config(found)
+        part.file = self.file
+        return part
 
     def ids(self, name: str) -> tuple[int, ...]:
         """One token id or a list of them; none if absent."""
         found = self._found(name, [])
         found = found if isinstance(found, list) else [found]
         if any(isinstance(x, bool) or not isinstance(x, int) or x < 0 for x in found):
-            raise ValueError(f"config.json: {name} is {found!r}; it must be a token id or a list of them")
+            raise ValueError(f"{self.file}: {name} is {found!r}; it must be a token id or a list of them")
         return tuple(found)
 
     def pair(self, name: str, default: int) -> tuple[int, int]:
@@ -78,16 +82,16 @@ class Config(dict[str, Any]):
         found = self._found(name, default)
         two = list(found) if isinstance(found, list | tuple) else [found, found]
         if len(two) != 2 or any(isinstance(x, bool) or not isinstance(x, int) or x < 1 for x in two):
-            raise ValueError(f"config.json: {name} is {found!r}; it must be a whole number ≥ 1 or two of them")
+            raise ValueError(f"{self.file}: {name} is {found!r}; it must be a whole number ≥ 1 or two of them")
         return two[0], two[1]
 
     def refuse(self, name: str, why: str) -> None:
         """Raise if an entry is on: this library does not do it, and must not ignore it."""
         if self.get(name):
-            raise ValueError(f"config.json: {name} is {self[name]!r}; {why}")
+            raise ValueError(f"{self.file}: {name} is {self[name]!r}; {why}")
 
     def _found(self, name: str, default: Any) -> Any:
         found = self.get(name)
         if found is None and default is _MISSING:
-            raise ValueError(f"config.json has no {name}; a {self.get('model_type', 'model')} needs one")
+            raise ValueError(f"{self.file} has no {name}; a {self.get('model_type', 'model')} needs one")
         return default if found is None else found

@@ -112,8 +112,13 @@ def _what(module: nn.Module) -> str | None:
     if isinstance(module, LayerNorm | RMSNorm):
         return f"{type(module).__name__} {module.d}"
     if isinstance(module, AddedToInput | nn.Embedding | nn.Linear | nn.Conv2d):
-        return f"{type(module).__name__} " + " × ".join(str(x) for x in next(module.parameters()).shape)
+        return " ".join([type(module).__name__, *(" × ".join(map(str, p.shape)) for p in _first(module))])
     return None
+
+
+def _first(module: nn.Module) -> list[nn.Parameter]:
+    """The first parameter, which says how large a part is; none where there is none."""
+    return list(module.parameters())[:1]
 
 
 def _heads(layer: MultiHeadAttention) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.models.config import Config
 
-__all__ = ["Folder", "write_folder"]
+__all__ = ["Folder", "some", "write_folder"]
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -44,7 +44,13 @@ class Folder:
             raise FileNotFoundError(f"{self.path} {what}; a model is a folder with config.json and *.safetensors")
         if not (self.path / "config.json").is_file():
             raise FileNotFoundError(f"{self.path} has no config.json; a model is a folder with config.json and weights")
-        self.config = Config(self.json("config.json"))
+        self.config = self.entries("config.json")
+
+    def entries(self, name: str) -> Config:
+        """A JSON file of this folder, to be read with checks."""
+        found = Config(self.json(name))
+        found.file = name
+        return found
 
     def json(self, name: str) -> dict[str, Any]:
         """A JSON file of this folder, {} if it is not there."""
@@ -55,7 +61,7 @@ class Folder:
             raise ValueError(f"{file} has {file.stat().st_size:,} bytes; that is no {name} of a model")
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{file} is not JSON: {error}") from None
         if not isinstance(found, dict):
             raise ValueError(f"{file} holds {type(found).__name__}; it must be a table of entries")
@@ -80,7 +86,7 @@ class Folder:
         if (self.path / INDEX).is_file() and not (self.path / WEIGHTS).is_file():
             missing = sorted(set(self._index()) - set(found))
             if missing:
-                raise ValueError(f"{self.path / INDEX} names {_some(missing)}, which its files do not hold")
+                raise ValueError(f"{self.path / INDEX} names {some(missing)}, which its files do not hold")
         return found
 
     def _files(self) -> list[Path]:
@@ -108,8 +114,11 @@ class Folder:
 
     def _index(self) -> dict[str, str]:
         found = self.json(INDEX).get("weight_map")
-        if not isinstance(found, Mapping) or not all(isinstance(x, str) and Path(x).name == x for x in found.values()):
+        if not isinstance(found, Mapping):
             raise ValueError(f"{self.path / INDEX} has no weight_map from tensors to file names")
+        for file in found.values():
+            if not isinstance(file, str) or Path(file).name != file:
+                raise ValueError(f"{self.path / INDEX} names {file!r}; it must be the name of a file beside it")
         return dict(found)
 
 
@@ -147,7 +156,7 @@ def _renamed(file: Path) -> Iterator[Path]:
         raise
 
 
-def _some(names: list[str], most: int = 3) -> str:
+def some(names: list[str], most: int = 3) -> str:
     """A few names of many, for an error of one line."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -18,7 +18,6 @@ __all__ = ["Picture", "Preprocessor"]
 
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray[Any, Any]
 BILINEAR = 2  # PIL's number, which is what configurations hold
-LARGEST = 178_956_970  # pixels; PIL's own limit against files that unpack to gigabytes
 
 
 class Preprocessor:
@@ -32,8 +31,8 @@ class Preprocessor:
         self.image, self.channels = image, channels
         self.resize = config.flag("do_resize", True)
         self.size = _size("size", config.get("size"), image)
-        self.resample = Image.Resampling(config.whole("resample", BILINEAR, least=0))
-        self.crop = _size("crop_size", config.get("crop_size"), image) if config.flag("do_center_crop", False) else None
+        self.resample = _resampling(config.whole("resample", BILINEAR, least=0))
+        self.crop = _crop(config.get("crop_size"), image) if config.flag("do_center_crop", False) else None
         self.factor = config.real("rescale_factor", 1 / 255) if config.flag("do_rescale", True) else 1.0
         normalize = config.flag("do_normalize", True)
         self.mean = _per_channel("image_mean", config.get("image_mean"), channels, 0.5) if normalize else None
@@ -55,7 +54,7 @@ class Preprocessor:
         pixels = np.asarray(picture)
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
         if self.crop is not None:
-            pixels = _cropped(pixels, *self.crop)  # type: ignore[misc]
+            pixels = _cropped(pixels, *self.crop)
         x = torch.from_numpy(pixels.astype(np.float32) * np.float32(self.factor)).permute(2, 0, 1)
         if self.mean is not None and self.std is not None:
             x = (x - self.mean) / self.std
@@ -68,7 +67,7 @@ def _opened(given: Picture) -> Image.Image:
     if isinstance(given, Image.Image):
         return given
     if isinstance(given, np.ndarray):
-        if given.dtype != np.uint8 or given.ndim not in (2, 3):
+        if given.dtype != np.uint8 or not (given.ndim == 2 or (given.ndim == 3 and given.shape[2] in (3, 4))):
             raise TypeError(
                 f"an array must hold bytes [height, width] or [height, width, 3], got {given.dtype} {given.shape}"
             )
@@ -77,12 +76,12 @@ def _opened(given: Picture) -> Image.Image:
         raise TypeError(f"a picture must be a file, a PIL picture or an array of bytes, got {described(given)}")
     try:
         picture = Image.open(given)
-        if picture.width * picture.height > LARGEST:
-            raise ValueError(f"{given} has {picture.width} × {picture.height} pixels; at most {LARGEST:,} are read")
         picture.load()
-    except (UnidentifiedImageError, OSError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
+    except FileNotFoundError:
+        raise
+    except UnidentifiedImageError:
+        raise ValueError(f"{given} is no picture that can be read: its format is unknown") from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"{given} is no picture that can be read: {error}") from None
     return picture
 
@@ -91,15 +90,34 @@ def _size(name: str, found: Any, default: tuple[int, int]) -> tuple[int, int] | 
     """(height, width), or one number: the shortest edge."""
     if found is None:
         return default
-    if isinstance(found, int) and not isinstance(found, bool) and found > 0:
+    if _positive(found):
         return found, found
     if isinstance(found, dict):
-        if isinstance(found.get("shortest_edge"), int):
-            return int(found["shortest_edge"])
         sides = found.get("height"), found.get("width")
-        if all(isinstance(x, int) and x > 0 for x in sides):
+        if set(found) == {"shortest_edge"} and _positive(found["shortest_edge"]):
+            return int(found["shortest_edge"])
+        if all(map(_positive, sides)):
             return sides  # type: ignore[return-value]
     raise ValueError(f"preprocessor_config.json: {name} is {found!r}; it must be height and width, or shortest_edge")
+
+
+def _positive(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and x > 0
+
+
+def _crop(found: Any, default: tuple[int, int]) -> tuple[int, int]:
+    size = _size("crop_size", found, default)
+    if isinstance(size, int):
+        raise ValueError(f"preprocessor_config.json: crop_size is {found!r}; it must be height and width")
+    return size
+
+
+def _resampling(number: int) -> Image.Resampling:
+    known = {x.value: x for x in Image.Resampling}
+    if number not in known:
+        names = ", ".join(f"{i} ({x.name.lower()})" for i, x in sorted(known.items()))
+        raise ValueError(f"preprocessor_config.json: resample is {number}; known are {names}")
+    return known[number]
 
 
 def _fitted(size: tuple[int, int] | int, picture: Image.Image) -> tuple[int, int]:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.models import bert, gpt2, llama, t5, vit
-from regard.models.config import Config
-from regard.models.folder import Folder
+from regard.models.folder import Folder, some
 from regard.models.image_model import ImageModel
 from regard.models.images import Preprocessor
 from regard.models.keys import Table
@@ -42,14 +41,17 @@ def load(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype must be {', '.join(str(x) for x in DTYPES)} or None, got {dtype!r}")
     there = Folder(folder)
-    build = FAMILIES.get(there.config.kind)
-    if build is None:
-        raise ValueError(f"{there.path} holds a {there.config.kind!r}; known are {', '.join(FAMILIES)}")
     try:
-        model = _filled(build, there, dtype)
+        model = _filled(_family(there), there, dtype)
     except (ValueError, TypeError) as error:
         raise type(error)(f"{there.path}: {error}" if str(there.path) not in str(error) else str(error)) from None
     return model.eval()
+
+
+def _family(there: Folder) -> Build:
+    if there.config.kind not in FAMILIES:
+        raise ValueError(f"config.json: model_type is {there.config.kind!r}; known are {', '.join(FAMILIES)}")
+    return FAMILIES[there.config.kind]
 
 
 def _filled(build: Build, there: Folder, dtype: torch.dtype | None) -> Model:
@@ -60,11 +62,11 @@ def _filled(build: Build, there: Folder, dtype: torch.dtype | None) -> Model:
         model = build(there.config, lambda key: stored.get(table.find(key, names) or ""))
     _fill(model, names, stored, dtype)
     model.beside = there.beside()
-    model.generation = Config(there.json("generation_config.json"))
+    model.generation = there.entries("generation_config.json")
     if "tokenizer.json" in model.beside:
         model.text = Text(model.beside["tokenizer.json"])
     if isinstance(model, ImageModel):
-        settings = Config(there.json("preprocessor_config.json"))
+        settings = there.entries("preprocessor_config.json")
         model.images = Preprocessor(settings, model.vit.image, model.vit.channels)
     return model
 
@@ -97,12 +99,10 @@ def _fill(model: Model, names: Mapping[str, str], stored: Mapping[str, Tensor], 
         found |= pair.read(_floating(name, stored[name]), params)
     left = sorted(set(names.values()) - set(used.values()))
     left = [name for name in left if not _is_copy(name, table, used, names, stored)]
-    for what, which in (("are missing", missing), ("are left over", left)):
+    for what, which in (("missing", missing), ("left over", left)):
         if which:
-            some = ", ".join(which[:3]) + (f" and {len(which) - 3} more" if len(which) > 3 else "")
-            raise ValueError(
-                f"{len(which)} tensors {what} for {model.config.architecture or model.config.kind}: {some}"
-            )
+            count = "1 tensor is" if len(which) == 1 else f"{len(which)} tensors are"
+            raise ValueError(f"{count} {what} for {model.config.architecture or model.config.kind}: {some(which)}")
     widest = dtype
     if widest is None:
         for tensor in found.values():
@@ -118,10 +118,8 @@ def _is_copy(
     for copy, original in table.copies.items():
         if table.find(copy, names) == name and original in used:
             if not torch.equal(stored[name], stored[used[original]]):
-                raise ValueError(
-                    f"{name} differs from {used[original]}, but config.json ties them; "
-                    "set tie_word_embeddings to false to keep both"
-                )
+                untie = "; tie_word_embeddings = false in config.json keeps both" if copy == "lm_head.weight" else ""
+                raise ValueError(f"{name} differs from {used[original]}, but the two are tied in this model{untie}")
             return True
     return False
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 __all__ = ["Bytes", "Text"]
 
@@ -47,17 +47,23 @@ class Text:
 
     def pieces(self, ids: Iterator[int]) -> Iterator[str]:
         """Text as ids come in: a piece is given once its characters are whole."""
-        stream, given = DecodeStream(skip_special_tokens=True), []
-        sent = ""
+        before: list[int] = []  # the last ids whose text is given: spaces depend on what stands before
+        held: list[int] = []
         for i in ids:
-            given.append(i)
-            piece = stream.step(self.tokenizer, i)
-            if piece:
-                sent += piece
+            held.append(i)
+            piece = self._after(before, held)
+            if piece and not piece.endswith("�") and self._stands_alone(i):
                 yield piece
-        rest = self.decode(given)
-        if rest.startswith(sent) and len(rest) > len(sent):
-            yield rest[len(sent) :]
+                before, held = held, []
+        if rest := self._after(before, held):
+            yield rest
+
+    def _after(self, before: list[int], ids: list[int]) -> str:
+        return self.decode(before + ids)[len(self.decode(before)) :]
+
+    def _stands_alone(self, i: int) -> bool:
+        """False for one byte of several (``<0x0A>``), whose text a broken run takes back, and for what has no text."""
+        return not re.fullmatch("<0x[0-9A-F]{2}>", self.tokenizer.id_to_token(i) or "") and self.decode([i]) != ""
 
 
 class Bytes:

@@ -17,6 +17,7 @@ from regard.nn.convert import copy_linear
 from regard.nn.feedforward import Activation, FeedForward
 from regard.nn.multihead import MultiHeadAttention, Position
 from regard.nn.norm import LayerNorm, NormFactory, make_norm, norm_from_torch
+from regard.nn.step import step
 from regard.observables import Observation, Observe
 from regard.positions.common import check_kind, described, probability
 
@@ -100,6 +101,10 @@ class Block(nn.Module):
         if cache is not None and not isinstance(cache, BlockCache):
             raise TypeError(f"cache must be a BlockCache, which holds a KeyValueCache or two, got {described(cache)}")
         own, other = (None, None) if cache is None else (cache.own, cache.cross)
+        if own is not None and mask is None and at is None and observe is None and context is None:
+            stepped = step(self, x, own)
+            if stepped is not None:
+                return stepped
         seen: dict[str, Observation] = {}
 
         def look(name: str, result: Tensor | tuple[Tensor, Observation]) -> Tensor:

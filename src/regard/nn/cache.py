@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -34,6 +34,7 @@ class KeyValueCache:
 
     def __init__(self, capacity: int = 0) -> None:
         self.capacity = integer("capacity", capacity)
+        self.held = False  # by someone who puts everything back if a step raises
         self.reset()
 
     def reset(self) -> None:
@@ -78,6 +79,23 @@ class KeyValueCache:
         self._length = end
         return self.get()
 
+    def room(self, batch: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """The buffers ``[B, G, ≥ m + 1, ·]`` with room for one more row, for whoever writes it and then calls ``grow``.
+
+        None while nothing was appended, and where another batch or dtype was.
+        """
+        if self._k is None or self._v is None or self.fixed or self._k.ndim != 4 or _sealed(self._k):
+            return None
+        if self._k.shape[0] != batch or self._k.dtype != dtype or not self._k.is_cpu:
+            return None
+        if self._length == self._k.shape[-2]:
+            self._move(self._k, self._v, self._length + 1)
+        return self._k, self._v
+
+    def grow(self, rows: int) -> None:
+        """Count rows that were written into ``room``."""
+        self._length += rows
+
     def fix(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Hold these keys and values as they are; nothing can be appended to them."""
         if self._k is not None:
@@ -115,15 +133,9 @@ class KeyValueCache:
         room[..., : self._length, :] = buffer[..., : self._length, :].index_select(0, index)
         return room
 
-    @contextmanager
-    def all_or_nothing(self) -> Iterator[None]:
+    def all_or_nothing(self) -> AbstractContextManager[None]:
         """A step that raises leaves the cache as it was before, so that it can be tried again."""
-        before = self._k, self._v, self._length, self.fixed
-        try:
-            yield
-        except BaseException:
-            self._k, self._v, self._length, self.fixed = before
-            raise
+        return _AllOrNothing((self,))
 
     def _fits(self, k: Tensor, v: Tensor) -> None:
         if k.ndim < 3 or v.shape[:-1] != k.shape[:-1]:
@@ -159,11 +171,9 @@ class BlockCache:
     own: KeyValueCache = field(default_factory=KeyValueCache)
     cross: KeyValueCache = field(default_factory=KeyValueCache)
 
-    @contextmanager
-    def all_or_nothing(self) -> Iterator[None]:
+    def all_or_nothing(self) -> AbstractContextManager[None]:
         """A step that raises leaves both as they were before."""
-        with self.own.all_or_nothing(), self.cross.all_or_nothing():
-            yield
+        return _AllOrNothing((self.own, self.cross))
 
 
 class DecoderCache:
@@ -198,16 +208,30 @@ class DecoderCache:
             layer.own.reorder(index)
             layer.cross.reorder(index)
 
-    @contextmanager
-    def all_or_nothing(self) -> Iterator[None]:
+    def all_or_nothing(self) -> AbstractContextManager[None]:
         """A step that raises leaves every block's caches as they were before: none has read what another has not."""
-        with ExitStack() as stack:
-            for layer in self.layers:
-                stack.enter_context(layer.all_or_nothing())
-            yield
+        return _AllOrNothing([part for layer in self.layers for part in (layer.own, layer.cross)])
 
     def __repr__(self) -> str:
         return f"DecoderCache({len(self.layers)} layers, {self.length} tokens)"
+
+
+class _AllOrNothing(AbstractContextManager[None]):
+    """Caches as they were before, should anything raise; inside another one that holds them it has nothing to do."""
+
+    def __init__(self, caches: Sequence[KeyValueCache]) -> None:
+        self.caches = () if caches[0].held else caches
+
+    def __enter__(self) -> None:
+        self.before = [(cache, cache._k, cache._v, cache._length, cache.fixed) for cache in self.caches]
+        for cache in self.caches:
+            cache.held = True
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for cache, k, v, length, fixed in self.before:
+            cache.held = False
+            if kind is not None:
+                cache._k, cache._v, cache._length, cache.fixed = k, v, length, fixed
 
 
 def _no_gradients(k: Tensor, v: Tensor) -> None:

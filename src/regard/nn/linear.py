@@ -7,7 +7,7 @@ from torch.nn.modules import module as hooks
 
 from regard.kernels.layers import linear, linears
 
-__all__ = ["Linear", "several"]
+__all__ = ["Linear", "hooked", "several"]
 
 
 class Linear(nn.Linear):
@@ -23,13 +23,13 @@ class Linear(nn.Linear):
 
 def several(x: Tensor, *maps: nn.Module) -> tuple[Tensor, ...]:
     """Each map of the same x: in one go where all are plain ``Linear``s, else by calling them."""
-    plain = [each for each in maps if type(each) is Linear and not _hooked(each)]
+    plain = [each for each in maps if type(each) is Linear and not hooked(each)]
     if len(plain) == len(maps):
         return linears(x, *((each.weight, each.bias) for each in plain))
     return tuple(each(x) for each in maps)
 
 
-def _hooked(module: nn.Module) -> bool:
+def hooked(module: nn.Module) -> bool:
     """Whether a call of this module is more than its forward: what ``nn.Module.__call__`` itself asks."""
     return bool(
         module._forward_hooks

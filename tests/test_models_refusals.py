@@ -1,0 +1,527 @@
+"""What models, generation and the command line refuse: by name, in one line, and before anything is written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import make, write
+from safetensors.torch import load_file, save_file
+from test_models import BERT, GPT2, LLAMA, T5, VIT, V, ids, rope
+
+from regard import cli
+from regard.models import known, load
+
+CASES = {
+    "bert": ("BertForMaskedLM", BERT),
+    "gpt2": ("GPT2LMHeadModel", GPT2),
+    "headless": ("GPT2Model", GPT2),
+    "llama": ("LlamaForCausalLM", LLAMA),
+    "t5": ("T5ForConditionalGeneration", T5),
+    "t5 headless": ("T5Model", T5),
+    "vit": ("ViTForImageClassification", VIT | {"image_size": 8, "num_labels": 3}),
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One folder a kind; tests change copies."""
+    return {kind: write(make(*case), tmp_path_factory.mktemp("kind")) for kind, case in CASES.items()}
+
+
+@pytest.fixture
+def gpt2(written: dict[str, Path], tmp_path: Path) -> Path:
+    return copy(written["gpt2"], tmp_path)
+
+
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "model"))
+
+
+def configure(folder: Path, **entries: Any) -> Path:
+    """Change entries of config.json; ``...`` takes one out."""
+    config = json.loads((folder / "config.json").read_text()) | entries
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
+    return folder
+
+
+def weigh(folder: Path, changes: dict[str, Any]) -> Path:
+    """Change tensors of model.safetensors; None takes one out."""
+    tensors = load_file(folder / "model.safetensors") | changes
+    save_file({k: v.clone() for k, v in tensors.items() if v is not None}, folder / "model.safetensors")
+    return folder
+
+
+def refused(folder: Any, *said: str, **options: Any) -> str:
+    """``load`` refuses in one line that holds all that should be said."""
+    with pytest.raises((ValueError, TypeError, OSError)) as caught:
+        load(folder, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(part in message for part in said), message
+    return message
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    refused(tmp_path / "nowhere", "nowhere does not exist", "config.json and *.safetensors")
+    (tmp_path / "file").write_text("x")
+    refused(tmp_path / "file", "file is a file", "a model is a folder")
+    refused(tmp_path, "has no config.json")
+    (tmp_path / "config.json").mkdir()
+    refused(tmp_path, "has no config.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is not JSON"),
+        (b"{", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"[1, 2]", "holds list; it must be a table"),
+        (b"{}", "config.json has no model_type"),
+        (b'{"model_type": 3}', "model_type is 3; it must be a text"),
+    ],
+)
+def test_config_that_is_none(content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    refused(tmp_path, said, str(tmp_path))
+
+
+@pytest.mark.parametrize("value", ["x", -1, 0, True, 1.5, [3], {}])
+def test_entries_of_wrong_types(value: Any, gpt2: Path) -> None:
+    refused(configure(gpt2, n_embd=value), f"n_embd is {value!r}", "a whole number ≥ 1", str(gpt2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "entry", "value", "said"),
+    [
+        ("gpt2", "n_head", ..., "has no n_head; a gpt2 needs one"),
+        ("bert", "hidden_size", None, "has no hidden_size; a bert needs one"),
+        ("bert", "layer_norm_eps", float("nan"), "layer_norm_eps is nan; it must be a finite number"),
+        ("bert", "layer_norm_eps", True, "layer_norm_eps is True; it must be a finite number"),
+        ("bert", "hidden_act", "mish", "hidden_act is 'mish'; known are relu, gelu"),
+        ("bert", "hidden_act", 3, "hidden_act is 3; it must be a text"),
+        ("bert", "is_decoder", True, "is_decoder is True; these models are read as encoders"),
+        ("bert", "add_cross_attention", True, "add_cross_attention is True"),
+        ("bert", "position_embedding_type", "relative_key", "position_embedding_type is 'relative_key'; only absolute"),
+        ("bert", "tie_word_embeddings", False, "tie_word_embeddings is false"),
+        ("gpt2", "tie_word_embeddings", "no", "tie_word_embeddings is 'no'; it must be true or false"),
+        ("gpt2", "activation_function", "tan", "activation_function is 'tan'; known are"),
+        ("gpt2", "add_cross_attention", True, "add_cross_attention is True"),
+        ("gpt2", "n_head", 5, "12"),
+        ("llama", "pretraining_tp", 2, "pretraining_tp is 2; only 1"),
+        ("llama", "rope_parameters", [], "rope_parameters is []; it must be a table"),
+        ("llama", "rope_parameters", {"rope_type": "spiral"}, "rope_type is 'spiral'; known are default, linear"),
+        ("llama", "rope_parameters", {"full": {"rope_type": "default"}}, "differ from layer to layer"),
+        ("llama", "rope_parameters", rope("linear")["rope_parameters"], "has no factor"),
+        ("llama", "rope_parameters", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; only 1"),
+        ("llama", "num_key_value_heads", 2, "heads"),
+        ("t5", "feed_forward_proj", "gated-mish", "feed_forward_proj is 'mish'; known are"),
+        ("vit", "image_size", [8, 8, 8], "image_size is [8, 8, 8]; it must be a whole number ≥ 1 or two of them"),
+        ("vit", "patch_size", 3, "3"),
+        ("vit", "pooler_act", "relu", "pooler_act"),
+    ],
+)
+def test_entries_that_cannot_be_honoured(
+    kind: str, entry: str, value: Any, said: str, written: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = configure(copy(written[kind], tmp_path), **{entry: value})
+    refused(folder, said, str(folder))
+
+
+def test_unknown_families_and_classes(written: dict[str, Path], tmp_path: Path) -> None:
+    folder = copy(written["gpt2"], tmp_path)
+    refused(configure(folder, model_type="mamba"), "model_type is 'mamba'", str(folder), *known())
+    for kind, unknown, classes in (
+        ("gpt2", "GPT2DoubleHeadsModel", ["GPT2LMHeadModel", "GPT2Model"]),
+        ("bert", "BertForMultipleChoice", ["BertModel", "BertForMaskedLM", "BertForNextSentencePrediction"]),
+        ("llama", "LlamaForSequenceClassification", ["LlamaForCausalLM", "LlamaModel"]),
+        ("t5", "T5ForTokenClassification", ["T5ForConditionalGeneration", "T5EncoderModel"]),
+        ("vit", "ViTForMaskedImageModeling", ["ViTForImageClassification", "ViTModel"]),
+    ):
+        folder = copy(written[kind], tmp_path / kind)
+        refused(configure(folder, architectures=[unknown]), f"architectures is {unknown}", *classes)
+    refused(configure(folder, architectures="ViTModel"), "architectures is 'ViTModel'; it must be a list of names")
+    refused(configure(folder, architectures=[3]), "architectures is [3]; it must be a list of names")
+
+
+def test_no_weights_and_pickles(gpt2: Path) -> None:
+    (gpt2 / "model.safetensors").unlink()
+    refused(gpt2, "has no weights", "model.safetensors")
+    (gpt2 / "pytorch_model.bin").write_bytes(b"cos\nabort\n(tR.")
+    (gpt2 / "pytorch_model.bin").chmod(0)
+    refused(gpt2, "pytorch_model.bin, a pickle", "never opened", "save_pretrained(folder)")
+
+
+def test_a_pickle_beside_safetensors_is_not_looked_at(gpt2: Path) -> None:
+    (gpt2 / "pytorch_model.bin").write_bytes(b"cos\nabort\n(tR.")
+    assert load(gpt2)(ids()).shape == (3, 7, V)
+
+
+def test_damaged_weights(gpt2: Path) -> None:
+    file = gpt2 / "model.safetensors"
+    whole = file.read_bytes()
+    header = int.from_bytes(whole[:8], "little")
+    for content in (
+        b"",
+        whole[:5],
+        whole[: 8 + header // 2],
+        whole[:-3],
+        b"\xff" * 64,
+        (2).to_bytes(8, "little") + b"[]" + whole,
+        bytes(range(256)) * 9,
+    ):
+        file.write_bytes(content)
+        refused(gpt2, f"{file} is truncated or no safetensors file")
+
+
+def test_files_without_an_index(gpt2: Path) -> None:
+    for name in ("a.safetensors", "b.safetensors"):
+        shutil.copy(gpt2 / "model.safetensors", gpt2 / name)
+    (gpt2 / "model.safetensors").unlink()
+    refused(gpt2, "a.safetensors, b.safetensors", "model.safetensors.index.json")
+    (gpt2 / "b.safetensors").unlink()
+    assert load(gpt2)(ids()).shape == (3, 7, V)
+
+
+def indexed(folder: Path, weight_map: Any) -> Path:
+    """A folder of one shard, ``a.safetensors``, and an index."""
+    if (folder / "model.safetensors").exists():
+        (folder / "model.safetensors").rename(folder / "a.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def test_indices(gpt2: Path) -> None:
+    good = dict.fromkeys(load_file(gpt2 / "model.safetensors"), "a.safetensors")
+    assert load(indexed(gpt2, good))(ids()).shape == (3, 7, V)
+    refused(indexed(gpt2, good | {"x": "b.safetensors"}), "names b.safetensors, which is not there")
+    refused(indexed(gpt2, good | {"x": "a.safetensors"}), "names x, which its files do not hold")
+    shutil.copy(gpt2 / "a.safetensors", gpt2.parent / "x.safetensors")
+    for path in ("../x.safetensors", str(gpt2.parent / "x.safetensors"), "", 3, None):
+        refused(indexed(gpt2, good | {"x": path}), f"names {path!r}", "a file beside it")
+    refused(indexed(gpt2, good | {"x": ".."}), "names .., which is not there")
+    refused(indexed(gpt2, [1]), "has no weight_map")
+    shutil.copy(gpt2 / "a.safetensors", gpt2 / "b.safetensors")
+    refused(indexed(gpt2, good | {"x": "b.safetensors"}), "is in b.safetensors and in another file")
+    (gpt2 / "model.safetensors.index.json").write_text("{")
+    refused(gpt2, "index.json is not JSON")
+
+
+def test_tensors_that_do_not_fit(written: dict[str, Path], tmp_path: Path) -> None:
+    def fresh(number: int) -> Path:
+        return copy(written["gpt2"], tmp_path / str(number))
+
+    norm = "transformer.h.1.ln_1.weight"
+    message = refused(weigh(fresh(0), {norm: None}), f"1 tensor is missing for GPT2LMHeadModel: {norm}")
+    assert message.startswith(str(tmp_path / "0"))
+    refused(weigh(fresh(1), {"extra": torch.ones(2)}), "1 tensor is left over for GPT2LMHeadModel: extra")
+    many = {f"extra.{i}": torch.ones(2) for i in range(5)}
+    refused(weigh(fresh(2), many), "5 tensors are left over", "extra.0, extra.1, extra.2 and 2 more")
+    refused(weigh(fresh(3), {norm: torch.ones(11)}), f"{norm} has shape [11], but config.json makes it [12]")
+    c_attn = "transformer.h.0.attn.c_attn.weight"
+    refused(weigh(fresh(4), {c_attn: torch.ones(36, 12)}), f"{c_attn} has shape [36, 12]", "makes it [12, 36]")
+    refused(configure(fresh(5), vocab_size=41), "transformer.wte.weight has shape [37, 12]", "makes it [41, 12]")
+    refused(configure(fresh(6), n_layer=3), "tensors are missing", "transformer.h.2.")
+    refused(configure(fresh(7), n_layer=1), "tensors are left over", "transformer.h.1.")
+    both = {"wte.weight": torch.ones(V, 12)}
+    refused(weigh(fresh(8), both), "1 tensor is left over for GPT2LMHeadModel: wte.weight")
+    refused(weigh(fresh(9), {norm: torch.ones(12, dtype=torch.int8)}), norm, "torch.int8", "quantised", "torch.float32")
+
+
+def test_one_tensor_under_two_names(written: dict[str, Path], tmp_path: Path) -> None:
+    folder = weigh(copy(written["bert"], tmp_path), {"bert.embeddings.LayerNorm.gamma": torch.ones(12)})
+    refused(folder, "bert.embeddings.LayerNorm.gamma", "bert.embeddings.LayerNorm.weight", "two names")
+
+
+def test_tied_tensors_that_differ(written: dict[str, Path], tmp_path: Path) -> None:
+    for kind, copied, original, hint in (
+        ("gpt2", "lm_head.weight", "transformer.wte.weight", True),
+        ("bert", "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight", False),
+        ("t5", "encoder.embed_tokens.weight", "shared.weight", False),
+    ):
+        folder = weigh(copy(written[kind], tmp_path / kind), {copied: torch.ones(V, 12)})
+        message = refused(folder, f"{copied} differs from {original}", "tied")
+        assert ("tie_word_embeddings = false" in message) == hint
+    folder = configure(weigh(tmp_path / "gpt2" / "model", {}), tie_word_embeddings=False)
+    assert torch.equal(load(folder).decoder.tokens.head.weight, torch.ones(V, 12))
+
+
+@pytest.mark.parametrize("dtype", ["float32", torch.int8, 3, torch.complex64, float])
+def test_dtypes(dtype: Any, gpt2: Path) -> None:
+    refused(gpt2, "dtype must be torch.float64", "or None", repr(dtype), dtype=dtype)
+
+
+def test_small_files_that_are_damaged(written: dict[str, Path], tmp_path: Path) -> None:
+    folder = copy(written["vit"], tmp_path)
+    for content, said in (
+        ("{", "preprocessor_config.json is not JSON"),
+        ('{"do_resize": 1}', "preprocessor_config.json: do_resize is 1; it must be true or false"),
+        ('{"resample": 9}', "preprocessor_config.json: resample is 9; known are 0 (nearest)"),
+        ('{"size": "x"}', "preprocessor_config.json: size is 'x'"),
+        ('{"size": {"shortest_edge": 0}}', "preprocessor_config.json: size is {'shortest_edge': 0}"),
+        ('{"size": {"shortest_edge": 8, "longest_edge": 9}}', "preprocessor_config.json: size is"),
+        ('{"do_center_crop": true, "crop_size": {"shortest_edge": 8}}', "crop_size is {'shortest_edge': 8}"),
+        ('{"image_mean": [1, 2]}', "preprocessor_config.json: image_mean is [1, 2]; it must be 3 numbers"),
+        ('{"image_std": ["a", 1, 1]}', "preprocessor_config.json: image_std is"),
+    ):
+        (folder / "preprocessor_config.json").write_text(content)
+        refused(folder, said, str(folder))
+    folder = copy(written["gpt2"], tmp_path / "text")
+    (folder / "tokenizer.json").write_text("{}")
+    refused(folder, "tokenizer.json cannot be read", str(folder))
+    (folder / "tokenizer.json").unlink()
+    (folder / "generation_config.json").write_text('{"eos_token_id": "x"}')
+    with pytest.raises(ValueError, match=r"generation_config.json: eos_token_id is \['x'\]; it must be a token id"):
+        load(folder).generate([[3]], 2)
+
+
+def test_texts_beyond_a_learned_table(written: dict[str, Path]) -> None:
+    gpt2, bert = load(written["gpt2"]), load(written["bert"])
+    assert gpt2(ids(1, 19)).shape == bert(ids(1, 19)).shape == (1, 19, V)
+    with pytest.raises(ValueError, match=r"20 rows .* table has length 19"):
+        gpt2(ids(1, 20))
+    with pytest.raises(ValueError, match="the text has 20 tokens; this model has learned positions for 19"):
+        bert(ids(1, 20))
+    with pytest.raises(ValueError, match="the prompt has 20 tokens; this model has learned positions for 19"):
+        gpt2.generate(ids(1, 20), 3)
+
+
+def test_writing_into_the_end_of_a_learned_table(written: dict[str, Path]) -> None:
+    model = load(written["gpt2"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole = model.generate(ids(1, 14), 6, end=None)
+    with pytest.warns(UserWarning, match="it writes 6 after a prompt of 14") as caught:
+        cut = model.generate(ids(1, 14), 50, end=None)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert cut.shape == (1, 6) and torch.equal(cut, whole)
+    with pytest.warns(UserWarning, match="it writes 1 after a prompt of 19"):
+        assert model.generate(ids(1, 19), 2, end=None).shape == (1, 1)
+    with pytest.warns(UserWarning, match="it writes 6"):
+        assert len(list(model.stream(ids(1, 14), 50, end=None))) == 6
+
+
+def test_one_warning_beyond_the_trained_length(written: dict[str, Path]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(written["llama"])(ids(1, 16))
+        load(written["llama"]).generate(ids(1, 10), 7, end=None)
+    for call, tokens in (
+        (lambda model: model(ids(1, 17)), 17),
+        (lambda model: model.generate(ids(1, 10), 8, end=None), 17),
+        (lambda model: list(model.stream(ids(1, 10), 9, end=None)), 18),
+    ):
+        model = load(written["llama"])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call(model)
+            call(model)
+        assert [str(w.message) for w in caught] == [
+            f"this model was trained on up to 16 tokens and now reads {tokens}; expect worse text"
+        ]
+        assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "said"),
+    [
+        ("", ValueError, "a prompt is empty"),
+        ([""], ValueError, "a prompt is empty"),
+        ([], TypeError, r"prompt must be a text.* got \[\]"),
+        ([[]], ValueError, "a prompt is empty"),
+        ([[3], []], ValueError, "a prompt is empty"),
+        (torch.zeros(0, dtype=torch.int64), ValueError, r"prompt has shape \[0\]"),
+        (torch.zeros(1, 1, 1, dtype=torch.int64), ValueError, r"prompt has shape \[1, 1, 1\]"),
+        (torch.zeros(3), TypeError, "prompt must be a tensor of whole numbers, got torch.float32"),
+        (["a", 3], TypeError, "not a mixture"),
+        (["a", [3]], TypeError, "not a mixture"),
+        ([[3], 3], TypeError, "not a mixture"),
+        ([[3.0]], TypeError, "not a mixture"),
+        ([True], TypeError, "not a mixture"),
+        (3, TypeError, "prompt must be a text.* got 3"),
+        (None, TypeError, "prompt must be a text.* got NoneType"),
+        ([V], ValueError, f"token ids go from {V} to {V}; this vocabulary has 0 … {V - 1}"),
+        ([[3], [-1, 4]], ValueError, "token ids go from -1 to 4"),
+        ([10**30], ValueError, "token ids go from"),
+        ("z", ValueError, "token ids go from 122 to 122"),
+    ],
+)
+def test_prompts(prompt: Any, error: type[Exception], said: str, written: dict[str, Path]) -> None:
+    for kind in ("gpt2", "t5"):
+        with pytest.raises(error, match=said):
+            load(written[kind]).generate(prompt, 2)
+
+
+def test_ids_of_a_call(written: dict[str, Path]) -> None:
+    for kind in ("gpt2", "llama", "bert"):
+        model = load(written[kind])
+        for bad in (V, -1):
+            with pytest.raises(ValueError, match=f"this vocabulary has 0 … {V - 1}"):
+                model(torch.tensor([[3, bad]]))
+        with pytest.raises(TypeError, match="whole numbers"):
+            model(torch.zeros(1, 3))
+    for types, error, said in (
+        (torch.full((3, 7), 2), ValueError, "this model has 0 … 1"),
+        (torch.zeros(3, 6, dtype=torch.int64), ValueError, r"types has shape \[3, 6\], but ids \[3, 7\]"),
+        (torch.zeros(3, 7), TypeError, "types must be a tensor of whole numbers"),
+    ):
+        with pytest.raises(error, match=said):
+            model(ids(), types=types)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"length": -1}, ValueError, "length must be at least 0, got -1"),
+        ({"length": 2.5}, TypeError, "length must be a whole number"),
+        ({"temperature": -0.5}, ValueError, "temperature must be a finite number ≥ 0"),
+        ({"temperature": float("inf")}, ValueError, "temperature must be a finite number ≥ 0"),
+        ({"temperature": float("nan")}, ValueError, "temperature is nan"),
+        ({"temperature": "hot"}, TypeError, "temperature must be a number, got 'hot'"),
+        ({"temperature": True}, TypeError, "temperature must be a number"),
+        ({"temperature": 1.0, "top_k": 0}, ValueError, "top_k must be at least 1, got 0"),
+        ({"temperature": 1.0, "top_k": 1.5}, TypeError, "top_k must be a whole number"),
+        ({"temperature": 1.0, "top_p": 0.0}, ValueError, "top_p must be above 0 and at most 1, got 0"),
+        ({"temperature": 1.0, "top_p": 1.1}, ValueError, "top_p must be above 0 and at most 1"),
+        ({"temperature": 1.0, "top_p": float("nan")}, ValueError, "top_p is nan"),
+        ({"top_k": 5}, ValueError, "top_k .* give a temperature"),
+        ({"top_p": 0.5}, ValueError, "top_p .* give a temperature"),
+        ({"seed": -1}, ValueError, "seed must be at least 0"),
+        ({"seed": "x"}, TypeError, "seed must be a whole number"),
+        ({"end": "stop"}, ValueError, 'end must be a token id, several, None or "model"'),
+        ({"end": [1.5]}, TypeError, "end must be a whole number"),
+    ],
+)
+def test_options_of_generate(
+    options: dict[str, Any], error: type[Exception], said: str, written: dict[str, Path]
+) -> None:
+    model = load(written["gpt2"])
+    with pytest.raises(error, match=said):
+        model.generate([[3]], **options)
+    with pytest.raises(error, match=said):
+        model.stream([[3]], **options)
+
+
+def test_who_does_not_write(written: dict[str, Path]) -> None:
+    for kind in ("headless", "t5 headless"):
+        with pytest.raises(ValueError, match="Model has no head: it gives vectors, not tokens"):
+            load(written[kind]).generate([[3]], 2)
+    for kind in ("gpt2", "t5"):
+        with pytest.raises(ValueError, match=r"training mode.*model.eval\(\)"):
+            load(written[kind]).train().generate([[3]], 2)
+    with pytest.raises(TypeError, match="stream writes one text at a time"):
+        load(written["gpt2"]).stream(["\x03", "\x04"], 2)
+
+
+def test_saving_where_nothing_can_be_saved(gpt2: Path, tmp_path: Path) -> None:
+    model = load(gpt2)
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(FileExistsError, match="file is a file; a model is saved as a folder"):
+        model.save(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "kept"
+    (tmp_path / "several").mkdir()
+    (tmp_path / "several" / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(FileExistsError, match="several files .* another folder"):
+        model.save(tmp_path / "several")
+    assert len(list((tmp_path / "several").iterdir())) == 1
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), RuntimeError("broken"), KeyboardInterrupt()])
+def test_nothing_half_written(error: BaseException, gpt2: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    model = load(gpt2)
+    before = {file.name: file.read_bytes() for file in gpt2.iterdir()}
+
+    def fails(tensors: Any, file: Any, **_: Any) -> None:
+        Path(file).write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr("regard.models.folder.save_file", fails)
+    for folder in (gpt2, tmp_path / "new"):
+        with pytest.raises(type(error)):
+            model.save(folder)
+    assert {file.name: file.read_bytes() for file in gpt2.iterdir()} == before
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_the_config_comes_last(gpt2: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """A save that breaks off between files leaves no folder that looks like a model."""
+    (gpt2 / "tokenizer_config.json").write_text("{}")
+    model = load(gpt2)
+    write_bytes = Path.write_bytes
+
+    def fails(file: Path, content: bytes) -> int:
+        if "tokenizer_config" in file.name:
+            raise OSError("disk full")
+        return write_bytes(file, content)
+
+    monkeypatch.setattr(Path, "write_bytes", fails)
+    with pytest.raises(OSError, match="disk full"):
+        model.save(tmp_path / "new")
+    names = {file.name for file in (tmp_path / "new").iterdir()}
+    assert "model.safetensors" in names and "config.json" not in names and not any(x.startswith(".") for x in names)
+
+
+def command(monkeypatch: Any, capsys: Any, *given: str) -> tuple[int, str, list[str]]:
+    """The command line in this process: exit code, standard output, lines on standard error."""
+    monkeypatch.setattr(sys, "argv", ["regard", *given])
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    out, err = capsys.readouterr()
+    return left.value.code or 0, out, err.splitlines()
+
+
+def test_commands_that_are_refused(written: dict[str, Path], tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    damaged = copy(written["gpt2"], tmp_path)
+    (damaged / "model.safetensors").write_bytes(b"\xff" * 64)
+    gpt2, bert = str(written["gpt2"]), str(written["bert"])
+    for given, said in (
+        (["describe", str(tmp_path / "nowhere")], "nowhere does not exist"),
+        (["describe", str(damaged)], "model.safetensors is truncated or no safetensors file"),
+        (["describe"], "folder"),
+        (["describe", gpt2, "more"], "more"),
+        (["draw", gpt2], "draw"),
+        (["generate", gpt2, ""], "a prompt is empty"),
+        (["generate", gpt2, "zzz"], "token ids go from 122 to 122"),
+        (["generate", gpt2, "\x03" * 20], "the prompt has 20 tokens"),
+        (["generate", gpt2, "\x03", "--length", "x"], "--length"),
+        (["generate", gpt2, "\x03", "--length", "-1"], "length must be at least 0"),
+        (["generate", gpt2, "\x03", "--temperature", "-1"], "temperature must be a finite number"),
+        (["generate", gpt2, "\x03", "--top-k", "3"], "give a temperature"),
+        (["generate", gpt2, "\x03", "--hot", "3"], "--hot"),
+        (["generate", str(written["headless"]), "\x03"], "GPT2Model has no head"),
+        (["generate", bert, "\x03"], f"{bert} holds a BertForMaskedLM, which does not write text; GPT-2, Llama"),
+    ):
+        code, out, err = command(monkeypatch, capsys, *given)
+        assert (code, out, len(err)) == (2, "", 1), (given, out, err)
+        assert err[0].startswith("regard: ") and said in err[0]
+
+
+def test_commands_that_work(written: dict[str, Path], monkeypatch: Any, capsys: Any) -> None:
+    assert command(monkeypatch, capsys, "--help")[0] == 0
+    code, out, err = command(monkeypatch, capsys, "describe", str(written["gpt2"]))
+    assert (code, err) == (0, []) and "TextDecoder (GPT2LMHeadModel)" in out and "total" in out
+    model = load(written["gpt2"])
+    code, out, err = command(monkeypatch, capsys, "generate", str(written["gpt2"]), "\x03\x04", "--length", "5")
+    assert (code, out, err) == (0, model.generate("\x03\x04", 5) + "\n", [])
+    code, out, err = command(monkeypatch, capsys, "generate", str(written["gpt2"]), "\x03\x04", "--length", "50")
+    assert code == 0 and err == [
+        "regard: this model has learned positions for 19 tokens: it writes 18 after a prompt of 2"
+    ]
+
+
+def test_a_real_process(tmp_path: Path) -> None:
+    for given in (["describe", str(tmp_path)], ["generate", str(tmp_path)]):
+        call = [sys.executable, "-c", "from regard.cli import main; main()", *given]
+        done = subprocess.run(call, capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("regard: ")
