@@ -156,12 +156,12 @@ NB_MODULE(_native, m) {
 
     m.def(
         "linear",
-        [](int dtype, uintptr_t x, int64_t rows, int64_t in, int64_t x_stride,
+        [](const std::string& set, int dtype, uintptr_t x, int64_t rows, int64_t in, int64_t x_stride,
            const std::vector<std::array<int64_t, 4>>& parts, uintptr_t y, int threads) {
             Linear c{pointer<void>(x), pointer<void>(y), rows, in, x_stride, {}, static_cast<Dtype>(dtype), threads};
             for (const auto& part : parts)
                 c.parts.push_back({pointer<void>(part[0]), pointer<void>(part[1]), part[2], part[3]});
-            const auto& kernels = kernels_for(chosen_instruction_set());
+            const auto& kernels = kernels_for(named(set));
             nb::gil_scoped_release release;
             kernels.linear(c);
         },
@@ -169,11 +169,11 @@ NB_MODULE(_native, m) {
 
     m.def(
         "norm",
-        [](int dtype, uintptr_t x, int64_t rows, int64_t width, int64_t x_stride, uintptr_t weight, uintptr_t bias,
-           uintptr_t y, double eps, bool centred, int threads) {
+        [](const std::string& set, int dtype, uintptr_t x, int64_t rows, int64_t width, int64_t x_stride,
+           uintptr_t weight, uintptr_t bias, uintptr_t y, double eps, bool centred, int threads) {
             const Norm c{pointer<void>(x), pointer<void>(weight), pointer<void>(bias), pointer<void>(y), rows, width,
                          x_stride, eps, centred, static_cast<Dtype>(dtype), threads};
-            const auto& kernels = kernels_for(chosen_instruction_set());
+            const auto& kernels = kernels_for(named(set));
             nb::gil_scoped_release release;
             kernels.norm(c);
         },
@@ -181,11 +181,11 @@ NB_MODULE(_native, m) {
 
     m.def(
         "turn",
-        [](int dtype, uintptr_t x, const Four& sizes, const Four& strides, uintptr_t y, uintptr_t cos, uintptr_t sin,
-           int64_t width, int64_t wave_b, bool halves) {
-            const Turn c{tensor(x, sizes, strides), pointer<void>(y), pointer<float>(cos), pointer<float>(sin), sizes[0],
-                         sizes[1], sizes[2], sizes[3], width, wave_b, halves, static_cast<Dtype>(dtype)};
-            const auto& kernels = kernels_for(chosen_instruction_set());
+        [](const std::string& set, int dtype, uintptr_t x, const Four& sizes, const Four& strides, uintptr_t y,
+           uintptr_t cos, uintptr_t sin, int64_t width, int64_t wave_b, bool halves) {
+            const Turn c{tensor(x, sizes, strides), pointer<void>(y), pointer<float>(cos), pointer<float>(sin),
+                         sizes[0], sizes[1], sizes[2], sizes[3], width, wave_b, halves, static_cast<Dtype>(dtype)};
+            const auto& kernels = kernels_for(named(set));
             nb::gil_scoped_release release;
             kernels.turn(c);
         },
@@ -217,15 +217,15 @@ NB_MODULE(_native, m) {
              })
         .def(
             "run",
-            [](Step& s, uintptr_t x, uintptr_t y, int64_t rows, uintptr_t cos, uintptr_t sin, uintptr_t k,
-               const Four& k_strides, uintptr_t v, const Four& v_strides, int64_t m, int64_t seen, int threads) {
+            [](const Step& s, const std::string& set, uintptr_t x, uintptr_t y, int64_t rows, uintptr_t cos,
+               uintptr_t sin, uintptr_t k, const Four& k_strides, uintptr_t v, const Four& v_strides, int64_t m, int64_t seen, int threads) {
                 Step c = s;  // threads of Python may run one block at once
                 c.x = pointer<void>(x), c.y = pointer<void>(y), c.rows = rows;
                 c.cos = pointer<float>(cos), c.sin = pointer<float>(sin);
                 c.k = {pointer<void>(k), k_strides[0], k_strides[1], k_strides[2], 1};
                 c.v = {pointer<void>(v), v_strides[0], v_strides[1], v_strides[2], 1};
                 c.m = m, c.seen = seen, c.threads = threads;
-                const auto& kernels = kernels_for(chosen_instruction_set());
+                const auto& kernels = kernels_for(named(set));
                 nb::gil_scoped_release release;
                 return kernels.step(c);
             },

@@ -430,7 +430,7 @@ def test_saving_where_nothing_can_be_saved(gpt2: Path, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "kept"
     (tmp_path / "several").mkdir()
     (tmp_path / "several" / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(FileExistsError, match="several files .* another folder"):
+    with pytest.raises(FileExistsError, match=r"several files .* another folder"):
         model.save(tmp_path / "several")
     assert len(list((tmp_path / "several").iterdir())) == 1
 
@@ -480,6 +480,7 @@ def command(monkeypatch: Any, capsys: Any, *given: str) -> tuple[int, str, list[
     return left.value.code or 0, out, err.splitlines()
 
 
+@pytest.mark.filterwarnings("always")
 def test_commands_that_are_refused(written: dict[str, Path], tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     damaged = copy(written["gpt2"], tmp_path)
     (damaged / "model.safetensors").write_bytes(b"\xff" * 64)
@@ -506,6 +507,7 @@ def test_commands_that_are_refused(written: dict[str, Path], tmp_path: Path, mon
         assert err[0].startswith("regard: ") and said in err[0]
 
 
+@pytest.mark.filterwarnings("always")
 def test_commands_that_work(written: dict[str, Path], monkeypatch: Any, capsys: Any) -> None:
     assert command(monkeypatch, capsys, "--help")[0] == 0
     code, out, err = command(monkeypatch, capsys, "describe", str(written["gpt2"]))

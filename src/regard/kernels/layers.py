@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.kernels import native
+from regard.kernels import native, native_layers
 from regard.kernels.ops import calm, unwatched
 from regard.positions import Rotary
 
@@ -23,14 +23,14 @@ FEW = 8  # rows; from 16 on torch's matrix product is as fast (benchmarks/decode
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``y = x Wᵀ + b``: x ``[*, in]``, W ``[out, in]``, b ``[out]`` → ``[*, out]``, summed in float32 at least."""
     if _few(x) and _fits(x, weight, bias) and _plain(x, weight, bias):
-        return native.linear(x, (weight, bias))
+        return native_layers.linear(x, (weight, bias))
     return F.linear(x, weight, bias)
 
 
 def linears(x: Tensor, *maps: tuple[Tensor, Tensor | None]) -> tuple[Tensor, ...]:
     """``linear`` of the same x with several (W, b): a few rows read all of them in one go."""
     if _few(x) and all(_fits(x, *each) and _plain(x, *each) for each in maps):
-        return native.linear(x, *maps).split([weight.shape[0] for weight, _ in maps], dim=-1)
+        return native_layers.linear(x, *maps).split([weight.shape[0] for weight, _ in maps], dim=-1)
     return tuple(F.linear(x, *each) for each in maps)
 
 
@@ -53,13 +53,13 @@ def turn(position: Rotary, x: Tensor, at: Tensor | None = None, start: int = 0) 
     cos, sin = position.waves(x, at, start)
     if not (cos.is_contiguous() and sin.is_contiguous()):
         return position(x, at=at, start=start)
-    return native.turn(x, cos, sin, position.width, position.layout == "halves")
+    return native_layers.turn(x, cos, sin, position.width, position.layout == "halves")
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``γ ⊙ x / √(mean(x²) + ε)`` of the last dimension, in float32 at least."""
     if weight.is_contiguous() and _plain(x, weight):
-        return native.norm(x, weight, None, eps, centred=False)
+        return native_layers.norm(x, weight, None, eps, centred=False)
     wide = _at_least_float32(x)
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
 
@@ -67,7 +67,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """``γ ⊙ (x − μ) / √(σ² + ε) + β`` of the last dimension, in float32 at least."""
     if weight.is_contiguous() and (bias is None or bias.is_contiguous()) and _plain(x, weight, bias):
-        return native.norm(x, weight, bias, eps, centred=True)
+        return native_layers.norm(x, weight, bias, eps, centred=True)
     wide = _at_least_float32(x)
     centred = wide - wide.mean(-1, keepdim=True)
     # The mean itself is rounded: of a constant vector far from 0 only this second step leaves exactly nothing.

@@ -125,7 +125,7 @@ def _heads(layer: MultiHeadAttention) -> str:
     width = str(layer.d_key) if layer.d_key == layer.d_value else f"{layer.d_key}, values {layer.d_value}"
     shared = "" if layer.kv_heads == layer.heads else f" ({layer.kv_heads} for keys)"
     extra = [type(layer.position).__name__] if layer.position is not None else []
-    extra += [str(layer.mask)] if layer.mask is not None else []
+    extra += str(layer.mask).splitlines()[:1] if layer.mask is not None else []  # the rest is a drawing
     return ", ".join([f"{layer.d_in} → {layer.heads} heads{shared} × {width} → {layer.d_out}", *extra])
 
 

@@ -117,7 +117,7 @@ class Folder:
         if not isinstance(found, Mapping):
             raise ValueError(f"{self.path / INDEX} has no weight_map from tensors to file names")
         for file in found.values():
-            if not isinstance(file, str) or Path(file).name != file:
+            if not isinstance(file, str) or not file or Path(file).name != file:
                 raise ValueError(f"{self.path / INDEX} names {file!r}; it must be the name of a file beside it")
         return dict(found)
 

@@ -104,10 +104,11 @@ class Writer(Model):
         length, ends = integer("length", length), self._ends(end)
         if self.training:
             raise ValueError("this model is in training mode, with dropout on; call model.eval() before it writes")
-        length = self._within_reach(given, length)
+        reach = self._within_reach(given, length)
         generator = None if seed is None else torch.Generator(self.device).manual_seed(integer("seed", seed))
-        read, first = self.reader(given, given.ids.shape[1] + length, cached)
-        return self._written(read, first, length, sampling, generator, ends)
+        read, first = self.reader(given, given.ids.shape[1] + reach, cached)
+        self._warn_of_reach(given, length, reach)
+        return self._written(read, first, reach, sampling, generator, ends)
 
     def _written(
         self,
@@ -133,18 +134,23 @@ class Writer(Model):
                 return
 
     def _within_reach(self, given: Given, length: int) -> int:
-        """``length``, or less where learned positions end; beyond the trained length of others one warning."""
-        n = given.ids.shape[1] if self.pads == "left" else 0
-        if self.longest is not None and n > self.longest:
+        """``length``, or less where learned positions end."""
+        n = given.ids.shape[1]
+        if self.longest is None or self.pads == "right":
+            return length
+        if n > self.longest:
             raise ValueError(f"the prompt has {n} tokens; this model has learned positions for {self.longest}")
-        if self.longest is not None and n + length > self.longest + 1:
-            length = self.longest + 1 - n  # the last token written is not read any more
+        return min(length, self.longest + 1 - n)  # the last token written is not read any more
+
+    def _warn_of_reach(self, given: Given, length: int, reach: int) -> None:
+        """After all that is refused: say that less is written than asked for, or that it is read untrained."""
+        n = given.ids.shape[1] if self.pads == "left" else 0
+        if reach < length:
             warnings.warn(
-                f"this model has learned positions for {self.longest} tokens: it writes {length} after a prompt of {n}",
+                f"this model has learned positions for {self.longest} tokens: it writes {reach} after a prompt of {n}",
                 stacklevel=4,
             )
-        self.warn_beyond(n + length - 1)
-        return length
+        self.warn_beyond(n + reach - 1)
 
     def warn_beyond(self, tokens: int) -> None:
         """Say once that a model reads further than it was trained."""
@@ -182,7 +188,7 @@ class Writer(Model):
         if all(isinstance(x, str) for x in prompt):
             return self._padded([self.text.encode(x) for x in prompt if isinstance(x, str)], "many")
         rows: list[Any] = list(prompt) if all(isinstance(x, list | tuple) for x in prompt) else [prompt]
-        if not all(isinstance(i, int) for row in rows for i in row):
+        if not all(isinstance(i, int) and not isinstance(i, bool) for row in rows for i in row):
             raise TypeError("prompt must be a text, texts, token ids or lists of token ids, not a mixture")
         return self._padded([list(row) for row in rows], "none")
 
@@ -190,6 +196,9 @@ class Writer(Model):
         """Rows of one length: filled up on the side where this model reads nothing."""
         if not all(rows):
             raise ValueError("a prompt is empty; give at least one token, e.g. the model's first one")
+        least, most, vocab = min(map(min, rows)), max(map(max, rows)), self.config.whole("vocab_size")
+        if not 0 <= least <= most < vocab:
+            raise ValueError(f"token ids go from {least} to {most}; this vocabulary has 0 … {vocab - 1}")
         n = max(map(len, rows))
         filler = (self.config.ids("pad_token_id") or (0,))[0]
         ids = torch.full((len(rows), n), filler, device=self.device)

@@ -23,6 +23,8 @@ BILINEAR = 2  # PIL's number, which is what configurations hold
 class Preprocessor:
     """``x = (pixel · factor − mean) / std`` after a resize to the model's size: pictures → ``[B, C, height, width]``.
 
+    Transparent pictures are put on white.
+
     What a config leaves out is what ViT's processor does: resize to the model's image size (bilinear), factor 1/255,
     mean and std 1/2. ``size`` may also be ``{"shortest_edge": s}``, with a centre crop after it.
     """
@@ -47,7 +49,7 @@ class Preprocessor:
         return torch.stack([self._one(x) for x in pictures])
 
     def _one(self, given: Picture) -> Tensor:
-        picture = _opened(given).convert("L" if self.channels == 1 else "RGB")
+        picture = _opaque(_opened(given)).convert("L" if self.channels == 1 else "RGB")
         if self.resize:
             height, width = _fitted(self.size, picture)
             picture = picture.resize((width, height), resample=self.resample)
@@ -84,6 +86,14 @@ def _opened(given: Picture) -> Image.Image:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"{given} is no picture that can be read: {error}") from None
     return picture
+
+
+def _opaque(picture: Image.Image) -> Image.Image:
+    """On white where it is transparent: what colours lie under that, nobody has seen."""
+    if "A" not in picture.getbands() and "transparency" not in picture.info:
+        return picture
+    picture = picture.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
 
 
 def _size(name: str, found: Any, default: tuple[int, int]) -> tuple[int, int] | int:

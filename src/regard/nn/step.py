@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from regard.kernels import native
+from regard.kernels import native, native_layers
 from regard.kernels.layers import FEW
 from regard.kernels.ops import calm
 from regard.masks import Window
@@ -62,7 +62,7 @@ class Plan:
         norms = [block.attention_norm, block.feedforward_norm, attention.q_norm, attention.k_norm]
         maps = [attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, feedforward.down]
         ups = [feedforward.up] if feedforward.gate is None else [feedforward.gate, feedforward.up]
-        self.raw = native.new_step(
+        self.raw = native_layers.new_step(
             dtype,
             (block.d, attention.heads, attention.kv_heads, attention.d_key, attention.d_value),
             norms,
@@ -126,7 +126,7 @@ class Plan:
             cos, sin = self.position.waves(x.new_empty(1, 1, 1, attention.d_key), None, m - 1)
         seen = m if self.window is None else min(m, self.window)
         y = torch.empty_like(x)
-        if not native.step(self.raw, x, y, cos, sin, k, v, m, seen):
+        if not native_layers.step(self.raw, x, y, cos, sin, k, v, m, seen):
             return None
         cache.grow(1)
         return y
