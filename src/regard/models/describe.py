@@ -62,17 +62,17 @@ def describe(model: nn.Module) -> Description:
     >>> from regard.nn import Decoder
     >>> print(describe(Decoder(12, heads=3, layers=2, vocab=37)))
     Decoder
-    ──────────────────────────────────────────────────────────────────────────────
-    part                         what                     count   each  parameters
-    ──────────────────────────────────────────────────────────────────────────────
-    blocks.0–1.attention         12 → 3 heads × 4 → 12        2    588       1,176
-    blocks.0–1.attention_norm    LayerNorm 12                 2     24          48
-    blocks.0–1.feedforward       12 → 48 → 12, gelu           2  1,212       2,424
-    blocks.0–1.feedforward_norm  LayerNorm 12                 2     24          48
-    tokens                       37 × 12, head tied           1    444         444
-    norm                         LayerNorm 12                 1     24          24
-    ──────────────────────────────────────────────────────────────────────────────
-    total                                                                    4,164
+    ────────────────────────────────────────────────────────────────────────────
+    part                         what                   count   each  parameters
+    ────────────────────────────────────────────────────────────────────────────
+    blocks.0–1.attention         12 → 3 heads × 4 → 12      2    588       1,176
+    blocks.0–1.attention_norm    LayerNorm 12               2     24          48
+    blocks.0–1.feedforward       12 → 48 → 12, gelu         2  1,212       2,424
+    blocks.0–1.feedforward_norm  LayerNorm 12               2     24          48
+    tokens                       37 × 12, head tied         1    444         444
+    norm                         LayerNorm 12               1     24          24
+    ────────────────────────────────────────────────────────────────────────────
+    total                                                                  4,164
     """
     check_kind("model", model, nn.Module)
     groups: dict[tuple[str, str, int], list[str]] = {}
