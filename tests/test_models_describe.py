@@ -78,7 +78,7 @@ class Mixed(nn.Module):
         nn.Linear(3, 5),
         nn.Sequential(),
         nn.ReLU(),
-        nn.Transformer(12, 3, 2, 2, 20),
+        nn.Transformer(12, 2, 2, 2, 20, batch_first=True),
         nn.Embedding(7, 3),
         Decoder(12, heads=3, layers=2, vocab=37, position=Sinusoidal(12)),
         Encoder(12, heads=3, layers=1),

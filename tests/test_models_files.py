@@ -222,7 +222,7 @@ def test_training_a_loaded_model(tmp_path: Path) -> None:
         loss = nn.functional.cross_entropy(model(ids()[:, :-1]).flatten(0, 1), ids()[:, 1:].flatten())
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert all(p.grad is not None for p in model.parameters())
     assert losses[2] < losses[0]
     assert (tmp_path / "model.safetensors").read_bytes() == before
