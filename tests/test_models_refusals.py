@@ -527,3 +527,19 @@ def test_a_real_process(tmp_path: Path) -> None:
         done = subprocess.run(call, capture_output=True, text=True, timeout=120, check=False)
         assert (done.returncode, done.stdout) == (2, "")
         assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("regard: ")
+
+
+def test_absurd_numbers_of_layers_are_refused_before_anything_is_built(tmp_path: Path) -> None:
+    folder = write(make("LlamaForCausalLM", LLAMA), tmp_path)
+    configure(folder, num_hidden_layers=10**9)
+    with pytest.raises(ValueError, match="num_hidden_layers is 1,000,000,000; at most"):
+        load(folder)
+
+
+def test_a_padding_id_that_is_none_is_none(tmp_path: Path) -> None:
+    """Old Llama files say −1; texts of several lengths are written all the same."""
+    folder = write(make("LlamaForCausalLM", LLAMA), tmp_path)
+    configure(folder, pad_token_id=-1)
+    model = load(folder)
+    alone = [model.generate([row], 5) for row in ([5, 6, 7], [8])]
+    assert torch.equal(model.generate([[5, 6, 7], [8]], 5), torch.cat(alone))

@@ -126,10 +126,9 @@ def attention(
     tensor([[[1., 0.],
              [0., 1.]]])
     """
-    if not ops.calm():
-        q, k, v = _autocast(q, k, v)
-        if not tracing():
-            _refuse_transforms()
+    q, k, v = _autocast(q, k, v)
+    if not tracing():
+        _refuse_transforms()
     shape = attention_shape(q, k, v)
     chosen = choose(backend, q)
     beta, cap, drop = _numbers(shape, scale, softcap, sinks, dropout)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.kernels import native, native_layers
-from regard.kernels.ops import calm, unwatched
+from regard.kernels.ops import unwatched
 from regard.positions import Rotary
 
 __all__ = ["layer_norm", "linear", "linears", "rms_norm", "turn"]
@@ -22,14 +22,14 @@ FEW = 8  # rows; from 16 on torch's matrix product is as fast (benchmarks/decode
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``y = x Wᵀ + b``: x ``[*, in]``, W ``[out, in]``, b ``[out]`` → ``[*, out]``, summed in float32 at least."""
-    if _few(x) and _fits(x, weight, bias) and _plain(x, weight, bias):
+    if _few(x) and _fits(x, weight, bias) and plain(x, weight, bias):
         return native_layers.linear(x, (weight, bias))
     return F.linear(x, weight, bias)
 
 
 def linears(x: Tensor, *maps: tuple[Tensor, Tensor | None]) -> tuple[Tensor, ...]:
     """``linear`` of the same x with several (W, b): a few rows read all of them in one go."""
-    if _few(x) and all(_fits(x, *each) and _plain(x, *each) for each in maps):
+    if _few(x) and all(_fits(x, *each) and plain(x, *each) for each in maps):
         return native_layers.linear(x, *maps).split([weight.shape[0] for weight, _ in maps], dim=-1)
     return tuple(F.linear(x, *each) for each in maps)
 
@@ -48,7 +48,7 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 def turn(position: Rotary, x: Tensor, at: Tensor | None = None, start: int = 0) -> Tensor:
     """``position(x, at, start)``: queries or keys ``[*B, H, n, d]`` turned by where they stand."""
-    if x.numel() > SMALL or x.ndim != 4 or x.stride(-1) != 1 or not _plain(x, x):
+    if x.numel() > SMALL or x.ndim != 4 or x.stride(-1) != 1 or not plain(x, x):
         return position(x, at=at, start=start)
     cos, sin = position.waves(x, at, start)
     if not (cos.is_contiguous() and sin.is_contiguous()):
@@ -58,7 +58,7 @@ def turn(position: Rotary, x: Tensor, at: Tensor | None = None, start: int = 0) 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``γ ⊙ x / √(mean(x²) + ε)`` of the last dimension, in float32 at least."""
-    if weight.is_contiguous() and _plain(x, weight):
+    if weight.is_contiguous() and plain(x, weight):
         return native_layers.norm(x, weight, None, eps, centred=False)
     wide = _at_least_float32(x)
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
@@ -66,7 +66,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """``γ ⊙ (x − μ) / √(σ² + ε) + β`` of the last dimension, in float32 at least."""
-    if weight.is_contiguous() and (bias is None or bias.is_contiguous()) and _plain(x, weight, bias):
+    if weight.is_contiguous() and (bias is None or bias.is_contiguous()) and plain(x, weight, bias):
         return native_layers.norm(x, weight, bias, eps, centred=True)
     wide = _at_least_float32(x)
     centred = wide - wide.mean(-1, keepdim=True)
@@ -76,7 +76,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     return (y if bias is None else y + bias).to(x.dtype)
 
 
-def _plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+def plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """Whether nobody looks on or wants gradients, and the native module takes these tensors.
 
     Written out, because a model asks this some hundred times for each token.
@@ -86,12 +86,11 @@ def _plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
         return False
     if bias is not None and (bias.dtype is not dtype or not bias.is_cpu):
         return False
-    if not calm():
-        learns = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-        if (torch.is_grad_enabled() and learns) or torch._C._len_torch_function_stack():
-            return False
-        if torch.is_autocast_enabled("cpu"):
-            return False
+    learns = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    if learns and torch.is_grad_enabled():
+        return False
+    if torch._C._len_torch_function_stack() or torch.is_autocast_enabled("cpu"):
+        return False
     return x.numel() > 0 and (unwatched(x, weight) if bias is None else unwatched(x, weight, bias))
 
 

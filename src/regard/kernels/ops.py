@@ -6,7 +6,6 @@ regard::observed_attention  → out, high, total, then the observables in the or
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
@@ -87,8 +86,6 @@ def run(q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: str) -> Tensor
 
     The dispatcher costs more than a small call: without tracing, modes and transforms it has nothing to do.
     """
-    if calm() and not scores.terms and unwatched(q, k, v, scores.bias, scores.sinks):
-        return _KERNELS[backend].output(q, k, v, scores)
     tables = [t.table for t in scores.terms]
     if not unwatched(q, k, v, scores.bias, scores.sinks, *tables):
         return attention_op(q, k, v, *options(scores, backend))[0]
@@ -118,46 +115,12 @@ _ORDINARY = (Tensor, torch.nn.Parameter)
 
 def unwatched(*tensors: Tensor | None) -> bool:
     """Whether these are ordinary tensors and nothing traces, transforms or intercepts operators."""
-    if not calm() and (
-        tracing() or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None
-    ):
+    if tracing() or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     for x in tensors:  # noqa: SIM110 (a generator costs more than the rest)
         if x is not None and (type(x) not in _ORDINARY or x.is_meta or x.is_neg()):
             return False
     return True
-
-
-class _Here(threading.local):
-    calm = False
-
-
-_here = _Here()
-
-
-def calm() -> bool:
-    """Whether this thread is inside ``settled``, and nothing there intercepts operators or wants gradients."""
-    return _here.calm
-
-
-class settled:
-    """Inside, the question who looks on is asked once, not at every layer: a model asks it hundreds of times a token.
-
-    Whoever enters a mode or turns gradients on inside must leave it again before the next layer.
-    """
-
-    def __enter__(self) -> None:
-        self.before = _here.calm
-        _here.calm = self.before or not (
-            torch.is_grad_enabled()
-            or torch._C._len_torch_dispatch_stack()
-            or torch._C._len_torch_function_stack()
-            or torch._C._functorch.peek_interpreter_stack() is not None
-            or torch.is_autocast_enabled("cpu")
-        )
-
-    def __exit__(self, *_: object) -> None:
-        _here.calm = self.before
 
 
 # --- bodies ----------------------------------------------------------------------------------------------------------

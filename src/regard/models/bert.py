@@ -114,7 +114,7 @@ def build(config: Config, stored: Stored) -> TextEncoder:
             order="post",
             dropout=dropout,
         )
-        for _ in range(config.whole("n_layers" if distil else "num_hidden_layers"))
+        for _ in range(config.layers("n_layers" if distil else "num_hidden_layers"))
     ]
     base = f"{kind}."
     pools = head in ("text", "next") or stored(f"{base}pooler.dense.weight") is not None

@@ -8,6 +8,7 @@ from typing import Any
 __all__ = ["Config"]
 
 _MISSING: Any = object()
+MOST_LAYERS = 1024
 
 
 class Config(dict[str, Any]):
@@ -37,6 +38,13 @@ class Config(dict[str, Any]):
         found = self._found(name, default)
         if isinstance(found, bool) or not isinstance(found, int) or found < least:
             raise ValueError(f"{self.file}: {name} is {found!r}; it must be a whole number ≥ {least}")
+        return found
+
+    def layers(self, name: str, default: int = _MISSING) -> int:
+        """How many layers there are: some, and not more than any model has, for each is built before it is read."""
+        found = self.whole(name, default)
+        if found > MOST_LAYERS:
+            raise ValueError(f"{self.file}: {name} is {found:,}; at most {MOST_LAYERS:,} layers are read")
         return found
 
     def real(self, name: str, default: float = _MISSING, least: float = 0.0) -> float:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from regard.models.model import Model
 from regard.models.sampling import Sampling
+from regard.nn import Decoder
+from regard.nn.stack import Tokens
 from regard.positions.common import check_whole, described
 from regard.shapes import integer
 
@@ -39,6 +41,7 @@ class Writer(Model):
     at an end token (the model's own unless ``end`` says otherwise; None writes on) or after ``length`` tokens.
     """
 
+    decoder: Decoder
     pads: Literal["left", "right"] = "left"
     longest: int | None = None  # learned positions end here
     trained: int | None = None  # positions go on, but the model was not trained beyond
@@ -120,7 +123,7 @@ class Writer(Model):
         ends: tuple[int, ...],
     ) -> Iterator[Tensor]:
         ended = torch.zeros(new.shape[0], dtype=torch.bool, device=new.device)
-        filler = (self.config.ids("pad_token_id") or ends or (0,))[0]
+        filler = self.filler(ends)
         stops = torch.tensor(ends, device=new.device)
         for _ in range(length):
             with torch.inference_mode():  # not around the loop: it would stay on while the caller has the token
@@ -170,6 +173,13 @@ class Writer(Model):
             return self.ends
         return tuple(integer("end", x) for x in (end if isinstance(end, Sequence) else [end]))
 
+    def filler(self, ends: tuple[int, ...] = ()) -> int:
+        """What fills rows up: the padding id if the vocabulary has it (old configs say −1 for none), an end, or 0."""
+        pad, tokens = self.config.get("pad_token_id"), self.decoder.tokens
+        if isinstance(pad, int) and isinstance(tokens, Tokens) and 0 <= pad < tokens.vocab:
+            return pad
+        return ends[0] if ends else 0
+
     @property
     def ends(self) -> tuple[int, ...]:
         """The end tokens that the folder names."""
@@ -200,7 +210,7 @@ class Writer(Model):
         if not 0 <= least <= most < vocab:
             raise ValueError(f"token ids go from {least} to {most}; this vocabulary has 0 … {vocab - 1}")
         n = max(map(len, rows))
-        filler = (self.config.ids("pad_token_id") or (0,))[0]
+        filler = self.filler()
         ids = torch.full((len(rows), n), filler, device=self.device)
         real = torch.zeros(len(rows), n, dtype=torch.bool, device=self.device)
         for i, row in enumerate(rows):

@@ -60,7 +60,7 @@ def build(config: Config, stored: Stored) -> TextDecoder:
             norm=norm,
             dropout=config.real("resid_pdrop", 0.1),
         )
-        for i in range(config.whole("n_layer"))
+        for i in range(config.layers("n_layer"))
     ]
     tied = config.flag("tie_word_embeddings", True)
     tokens = Tokens(

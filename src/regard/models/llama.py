@@ -94,7 +94,7 @@ def build(config: Config, stored: Stored) -> TextDecoder:
 
 def _windows(config: Config) -> list[int | None]:
     """How many keys each layer's queries see, themselves included; None is all."""
-    layers = config.whole("num_hidden_layers")
+    layers = config.layers("num_hidden_layers")
     if config.kind == "llama":
         return [None] * layers
     window = None if config.get("sliding_window") is None else config.whole("sliding_window")

@@ -82,10 +82,10 @@ def build(config: Config, stored: Stored) -> TextToText | TextReader:
         scale=1.0,
         logit_scale=d**-0.5 if scaled else 1.0,
     )
-    reads = _make(Encoder, config, form, config.whole("num_layers"), tokens)
+    reads = _make(Encoder, config, form, config.layers("num_layers"), tokens)
     if config.architecture == "T5EncoderModel":
         return TextReader(config, table, reads)
-    writes = _make(Decoder, config, form, config.whole("num_decoder_layers", config.whole("num_layers")), tokens)
+    writes = _make(Decoder, config, form, config.layers("num_decoder_layers", config.layers("num_layers")), tokens)
     return TextToText(config, table, EncoderDecoder.of(reads, writes))
 
 

@@ -66,7 +66,7 @@ def build(config: Config, stored: Stored) -> ImageModel:
         classes(config) if classifies else 1,
         d,
         config.whole("num_attention_heads"),
-        config.whole("num_hidden_layers"),
+        config.layers("num_hidden_layers"),
         config.whole("intermediate_size"),
         channels=config.whole("num_channels", 3),
         head="linear",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from regard.kernels.layers import linear
-from regard.kernels.ops import settled
 from regard.masks import Dense, Mask, Padding
 from regard.nn.block import Block, BlockOptions, make_block
 from regard.nn.cache import DecoderCache
@@ -20,7 +18,7 @@ from regard.nn.norm import LayerNorm, make_norm
 from regard.observables import Observation, Observe
 from regard.positions import AddedToInput, Rotary
 from regard.positions.common import check_kind, check_mask, described, probability
-from regard.shapes import as_tensor, check_tensor, integer, number, readable, tracing
+from regard.shapes import as_tensor, check_tensor, integer, number, readable
 
 __all__ = ["Observations", "Stack", "Tokens"]
 
@@ -172,19 +170,6 @@ class Stack(nn.Module):
         observe: Observe | None = None,
     ) -> tuple[Tensor, Observations]:
         """Embedded vectors through all blocks and the last norm; observations by name: ``blocks.0.attention`` …"""
-        with nullcontext() if tracing() else settled():
-            return self._run(x, context, mask, context_mask, at, cache, observe)
-
-    def _run(
-        self,
-        x: Tensor,
-        context: Tensor | None,
-        mask: Mask | None,
-        context_mask: Mask | None,
-        at: Tensor | None,
-        cache: DecoderCache | None,
-        observe: Observe | None,
-    ) -> tuple[Tensor, Observations]:
         seen: Observations = {}
         caches = [None] * len(self.blocks) if cache is None else cache.layers
         places = [None] * len(self.blocks) if at is None else self._places(at)

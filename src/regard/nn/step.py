@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.kernels import native, native_layers
-from regard.kernels.layers import FEW
-from regard.kernels.ops import calm
+from regard.kernels.layers import FEW, plain
 from regard.masks import Window
 from regard.nn.feedforward import FeedForward
 from regard.nn.linear import Linear, hooked
@@ -34,7 +33,9 @@ ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")  # in the order of Activatio
 
 def step(block: Block, x: Tensor, cache: KeyValueCache) -> Tensor | None:
     """``x [B, 1, D] → y [B, 1, D]``, the cache one token longer; None, and nothing done, where only the layers can."""
-    if not (calm() and x.ndim == 3 and x.shape[1] == 1 and x.shape[0] <= FEW and x.is_contiguous()):
+    if x.ndim != 3 or x.shape[1] != 1 or x.shape[0] > FEW or torch.is_grad_enabled():
+        return None
+    if not (x.is_contiguous() and plain(x, x)):
         return None
     plan = _plans.get(block)
     if plan is None or not plan.holds(block, x):
@@ -97,7 +98,7 @@ class Plan:
         inside = [child for child in parts if child is not attention and child is not feedforward]
         if any(type(child) not in plain for child in inside) or any(map(hooked, parts)):
             return None
-        if any(not _plain(p, x) for p in block.parameters()):
+        if any(not _lies_well(p, x) for p in block.parameters()):
             return None
         if attention.sinks is not None and attention.sinks.dtype != torch.float32:
             return None
@@ -141,7 +142,7 @@ def _looks_back(mask: object) -> bool:
     return isinstance(mask, Window) and mask.offset is None
 
 
-def _plain(p: Tensor, x: Tensor) -> bool:
+def _lies_well(p: Tensor, x: Tensor) -> bool:
     if p.dtype != x.dtype or p.device != x.device or type(p) not in (Tensor, nn.Parameter) or p.is_neg():
         return False
     return p.stride(-1) == 1 or p.shape[-1] == 1
