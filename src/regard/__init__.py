@@ -7,7 +7,7 @@
 torch.Size([8, 16, 16])
 """
 
-from regard import masks, nn, positions
+from regard import masks, nn, positions, watching
 from regard.attention import attention, scaled_dot_product_attention
 from regard.masks import Causal, Dense, Padding, Prefix, Segments, Window
 from regard.observables import Observation, Observe
@@ -22,6 +22,7 @@ from regard.positions import (
     Sinusoidal,
     T5Buckets,
 )
+from regard.watching import watch
 
 __all__ = [
     "ALiBi",
@@ -46,4 +47,6 @@ __all__ = [
     "nn",
     "positions",
     "scaled_dot_product_attention",
+    "watch",
+    "watching",
 ]

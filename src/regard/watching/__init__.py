@@ -1,0 +1,7 @@
+"""Watching models: what every head does, on our models, those of ``transformers``, and any of PyTorch."""
+
+from regard.watching import huggingface
+from regard.watching.seen import Seen
+from regard.watching.watch import watch
+
+__all__ = ["Seen", "huggingface", "watch"]

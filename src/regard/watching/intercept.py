@@ -1,0 +1,154 @@
+"""Any PyTorch model: calls of ``F.scaled_dot_product_attention`` and ``nn.MultiheadAttention`` are computed by ours."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from regard.attention import attention
+from regard.masks import Causal, Dense, Mask
+from regard.watching.recorder import Recorder, first
+
+__all__ = ["intercepted"]
+
+_MHA = inspect.signature(F.multi_head_attention_forward)
+
+
+@contextmanager
+def intercepted(model: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Within: every attention call of torch inside ``model`` that is wanted is observed, under its module's path."""
+    with ExitStack() as stack:
+        places = _Places(model, recorder.paths, stack)
+        for module in model.modules():
+            if isinstance(module, nn.TransformerEncoder):
+                stack.callback(module.register_forward_hook(_zeros_stay_zeros, with_kwargs=True).remove)
+        stack.enter_context(_Mode(recorder, places))
+        yield
+
+
+class _Places:
+    """The path of the module that is running, innermost last."""
+
+    def __init__(self, model: nn.Module, paths: dict[nn.Module, str], stack: ExitStack) -> None:
+        self.stack: list[str] = []
+        for module in model.modules():
+            path = paths[module]
+            before = module.register_forward_pre_hook(lambda *_, path=path: self.stack.append(path))
+            after = module.register_forward_hook(lambda *_: self._left(), always_call=True)
+            stack.callback(before.remove)
+            stack.callback(after.remove)
+
+    def _left(self) -> None:
+        if self.stack:
+            self.stack.pop()
+
+    @property
+    def now(self) -> str | None:
+        """None outside the model."""
+        return self.stack[-1] if self.stack else None
+
+
+class _Mode(TorchFunctionMode):
+    def __init__(self, recorder: Recorder, places: _Places) -> None:
+        super().__init__()
+        self.recorder, self.places = recorder, places
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        path = self.places.now
+        if func is F.multi_head_attention_forward and path is not None:
+            return self._multi_head(func, args, kwargs)
+        if func is F.scaled_dot_product_attention and path is not None and self.recorder.wants(path):
+            return self._attend(path, *args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Torch's own result; its attention is seen where it calls the fused one, or beside it where it would not."""
+        given = _MHA.bind(*args, **kwargs)
+        given.apply_defaults()
+        with self._seeing_inside():
+            seen = func(**{**given.arguments, "need_weights": False})
+        return func(*args, **kwargs) if given.arguments["need_weights"] else seen
+
+    @contextmanager
+    def _seeing_inside(self) -> Iterator[None]:
+        """A mode is off while it handles a call: what that call looks up by name is replaced, for this thread."""
+        real, here = F.scaled_dot_product_attention, threading.get_ident()
+
+        def attend(*args: Any, **kwargs: Any) -> Tensor:
+            path = self.places.now if threading.get_ident() == here else None
+            if path is None or not self.recorder.wants(path):
+                return real(*args, **kwargs)
+            return self._attend(path, *args, **kwargs)
+
+        F.scaled_dot_product_attention = attend
+        try:
+            yield
+        finally:
+            F.scaled_dot_product_attention = real
+
+    def _attend(
+        self,
+        path: str,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        mask: Mask | None = Causal(offset=0) if is_causal else None
+        bias = None
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            mask = Dense(attn_mask)
+        elif attn_mask is not None:
+            bias = attn_mask
+        q, k, v = query, key, value
+        if q.ndim == 3:  # torch takes [B, n, d] too; a head of one
+            q, k, v = (x.unsqueeze(-3) for x in (q, k, v))
+            bias = bias if bias is None or bias.ndim < 3 else bias.unsqueeze(-3)
+            mask = Dense(mask.see.unsqueeze(-3)) if isinstance(mask, Dense) and mask.see.ndim >= 3 else mask
+        spec = self.recorder.spec(path, q.shape[-2])
+        result = attention(q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout_p, observe=spec)
+        out, observation = first(result)
+        self.recorder.add(path, observation)
+        return out.squeeze(-3) if query.ndim == 3 else out
+
+
+def _zeros_stay_zeros(encoder: nn.TransformerEncoder, args: Any, kwargs: Any, out: Tensor) -> Tensor:
+    """``nn.TransformerEncoder``'s fused path leaves zeros at padded rows; watched, it computes them: zeros again."""
+    padding = kwargs.get("src_key_padding_mask", args[2] if len(args) > 2 else None)
+    if padding is None or not _fused(encoder, args[0] if args else kwargs["src"]):
+        return out
+    hidden = padding if padding.dtype == torch.bool else padding == float("-inf")
+    return out.masked_fill(hidden.unsqueeze(-1), 0)
+
+
+def _fused(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
+    """Whether torch would have taken its nested fused path, had nobody watched."""
+    layer = encoder.layers[0]
+    if not isinstance(layer, nn.TransformerEncoderLayer) or not encoder.use_nested_tensor or encoder.training:
+        return False
+    if torch.is_grad_enabled() and any(p.requires_grad for p in encoder.parameters()):
+        return False
+    attention_ = layer.self_attn
+    return bool(
+        not layer.norm_first
+        and attention_.batch_first
+        and attention_._qkv_same_embed_dim
+        and attention_.in_proj_bias is not None
+        and layer.activation_relu_or_gelu
+        and layer.norm1.eps == layer.norm2.eps
+        and attention_.num_heads % 2 == 0
+        and src.ndim == 3
+    )

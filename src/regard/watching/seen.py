@@ -1,0 +1,104 @@
+"""What was seen of a model: observations by module path, in the order of the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.observables import ROW_VALUES, Observation
+
+__all__ = ["Seen"]
+
+
+class Seen(Mapping[str, Observation]):
+    """Observations by module path: ``seen["encoder.layer.3.attention"]``; ``calls`` has each call apart.
+
+    Where a module was called several times, ``seen[path]`` is one observation of all calls: merged along the batch
+    where their sizes agree, appended along the queries where each call reads on from the one before (generation with
+    a cache: row values, ``n`` and ``m`` then cover the whole text; maps of single steps mean nothing and are left
+    out). Calls that do neither merge what can be merged: see ``Observation.merge``.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[str, list[Observation]] = {}
+
+    def add(self, path: str, observation: Observation) -> None:
+        """One more call of a module."""
+        self.calls.setdefault(path, []).append(observation)
+
+    def __getitem__(self, path: str) -> Observation:
+        try:
+            calls = self.calls[path]
+        except KeyError:
+            known = ", ".join(list(self.calls)[:6]) + (" …" if len(self.calls) > 6 else "")
+            raise KeyError(f"nothing was seen at {path!r}; there are {len(self.calls)} places: {known}") from None
+        return calls[0] if len(calls) == 1 else _joined(calls)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.calls)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __repr__(self) -> str:
+        total = sum(map(len, self.calls.values()))
+        return f"Seen({len(self.calls)} places, {total} calls)"
+
+
+def _joined(calls: list[Observation]) -> Observation:
+    if all(_follows(a, b) for a, b in pairwise(calls)):
+        return _appended(calls)
+    return calls[0].merge(*calls[1:])
+
+
+def _follows(a: Observation, b: Observation) -> bool:
+    """Whether b read on where a ended: its keys are a's and its own, or a token pushed an old key out of a window."""
+    if a.n is None or a.m is None or b.n is None or b.m is None or a.entropy is None or b.entropy is None:
+        return False
+    if a.rows.shape != b.rows.shape or a.entropy.shape[0] != b.entropy.shape[0]:
+        return False
+    return b.m == a.m + b.n or _pushes_out(a, b)
+
+
+def _pushes_out(a: Observation, b: Observation) -> bool:
+    return b.n == 1 and b.m is not None and a.m is not None and 1 < b.m <= a.m
+
+
+def _appended(calls: list[Observation]) -> Observation:
+    """One text read in pieces: row values side by side, per-head means by counted rows.
+
+    Where a window let old keys go, a key's number says nothing any more: what names keys is left out.
+    """
+    first, last = calls[0], calls[-1]
+
+    def side_by_side(name: str, dim: int = 2) -> Tensor | None:
+        values = [getattr(call, name) for call in calls]
+        return None if any(x is None for x in values) else torch.cat(values, dim=dim)
+
+    m = last.m
+    assert m is not None
+    whole = all(b.m == (a.m or 0) + (b.n or 0) for a, b in pairwise(calls))
+    rows = torch.stack([call.rows for call in calls]).sum(0)
+    key_mass = None
+    if whole and all(call.key_mass is not None for call in calls):
+        sums = [torch.nn.functional.pad(c.key_mass * c.rows[:, None], (0, m - c.m)) for c in calls]  # type: ignore[operator]
+        key_mass = torch.stack(sums).sum(0) / rows.clamp(min=1)[:, None]
+    merged = first.merge(*calls[1:])
+    joined: dict[str, Any] = {name: side_by_side(name) for name in (*ROW_VALUES, "counted", "top", "top_at")}
+    if not whole:
+        joined |= {"peak_at": None, "top_at": None}
+    return replace(
+        merged,
+        n=sum(call.n or 0 for call in calls),
+        m=m if whole else None,
+        **joined,
+        key_mass=key_mass,
+        map=None,
+        map_rows=None,
+        kept=(),
+    )
