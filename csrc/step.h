@@ -17,10 +17,12 @@ struct Buffer {
 
 REGARD_INLINE F activated(F x, Activation activation) {
     switch (activation) {
-        case Activation::relu: return larger(x, F{});
+        case Activation::relu: return larger(F{}, x);  // in this order a NaN stays
         case Activation::silu: return x / (1.0f + exp(select(x < -88.0f, all(88.0f), -x)));
-        case Activation::gelu_tanh:
-            return 0.5f * x * (1.0f + tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
+        case Activation::gelu_tanh: {  // x·(1 + tanh u)/2 is x/(1 + e^−2u), which stays exact where tanh nears −1
+            const F twice = 1.5957691216f * (x + 0.044715f * x * x * x);
+            return x / (1.0f + exp(select(twice < -88.0f, all(88.0f), -twice)));
+        }
         case Activation::gelu: break;
     }
     for (int y = 0; y < W; y++) x[y] *= 0.5f * (1.0f + std::erf(x[y] * 0.7071067812f));

@@ -27,13 +27,12 @@ def check(model: nn.Module) -> str:
     assert all(row.count >= 1 and row.each >= 1 for row in found.rows)
     title, *table = str(found).splitlines()
     assert len({len(line) for line in table}) == 1
-    rows = table[3:-2]
+    rows = [line for line in table[3:-2] if len(numbers(line)) >= 2]  # others name the place of those below
     assert len(rows) == len(found.rows)
     assert sum(numbers(line)[-1] for line in rows) == count == numbers(table[-1])[-1]
-    for line in rows:
-        count_of, each, together = numbers(line)[-3:]
-        assert count_of * each == together
-    return title
+    printed = sorted((numbers(line)[-2], numbers(line)[-1]) for line in rows)
+    assert printed == sorted((row.count, row.parameters) for row in found.rows)
+    return title.split(",")[0]
 
 
 @pytest.mark.parametrize("case", ALL, ids=name)

@@ -246,15 +246,18 @@ def test_saving_over_the_folder_it_came_from(case: Case, tmp_path: Path) -> None
 
 def test_what_lies_beside_is_written_back(tmp_path: Path) -> None:
     write(make("GPT2LMHeadModel", GPT2), tmp_path / "a")
-    beside = {"tokenizer_config.json": "{}", "vocab.json": '{"é": 0}', "merges.txt": "#version\n", "other.txt": "x"}
+    beside = {"tokenizer_config.json": "{}", "vocab.json": '{"é": 0}', "merges.txt": "#version\n"}
+    beside |= {"chat_template.jinja": "{{ x }}", "1_Pooling/config.json": "{}", "code.py": "x", "old.bin": "x"}
+    (tmp_path / "a" / "1_Pooling").mkdir()
     for file, content in beside.items():
         (tmp_path / "a" / file).write_text(content)
     config = json.loads((tmp_path / "a" / "config.json").read_text()) | {"note": "é", "torch_dtype": "float32"}
     (tmp_path / "a" / "config.json").write_text(json.dumps(config))
     load(tmp_path / "a").save(tmp_path / "deep" / "b")
     there = tmp_path / "deep" / "b"
-    assert {file: (there / file).read_text() for file in list(beside)[:3]} == dict(list(beside.items())[:3])
-    assert not (there / "other.txt").exists()
+    kept = list(beside)[:5]
+    assert {file: (there / file).read_text() for file in kept} == {file: beside[file] for file in kept}
+    assert not (there / "code.py").exists() and not (there / "old.bin").exists()
     assert (there / "generation_config.json").read_bytes() == (tmp_path / "a" / "generation_config.json").read_bytes()
     saved = json.loads((there / "config.json").read_text())
     assert saved["note"] == "é" and saved["dtype"] == "float32" and "torch_dtype" not in saved

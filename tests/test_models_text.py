@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -263,3 +264,34 @@ def test_frequencies_of_drawn_tokens(options: tuple[float, int | None, float | N
     statistic = ((counts - draws * p)[allowed] ** 2 / (draws * p[allowed])).sum()
     quantile = torch.distributions.Chi2(allowed.sum() - 1.0).cdf(statistic)
     assert 0 < quantile < 0.999
+
+
+def test_texts_for_a_vocabulary_that_is_not_bytes_are_refused(tmp_path: Path) -> None:
+    """Older tokenizer files, or a large vocabulary without any: ids work, a text would be written as garbage."""
+    large = write(make("GPT2LMHeadModel", GPT2 | {"vocab_size": 2000}), tmp_path / "large")
+    older = write(make("GPT2LMHeadModel", GPT2), tmp_path / "older")
+    (older / "merges.txt").write_text("#version")
+    for folder, why in ((large, "its 2,000 tokens are not bytes"), (older, r"its tokenizer is in merges\.txt")):
+        model = load(folder)
+        assert model.generate([[5, 6]], 2).shape == (1, 2)
+        assert model.text.tokens([5]) == ["<5>"]
+        with pytest.raises(ValueError, match=f"has no tokenizer.json, and {why}"):
+            model.generate("text", 2)
+
+
+def test_rules_that_are_not_followed_are_named_once(tmp_path: Path) -> None:
+    folder = write(make("GPT2LMHeadModel", GPT2), tmp_path)
+    settings = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps(settings | {"repetition_penalty": 1.3}))
+    model = load(folder)
+    with pytest.warns(UserWarning, match="asks for repetition_penalty=1.3, which is not done here"):
+        model.generate([[5]], 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.generate([[5]], 2)
+
+
+def test_tokens_of_a_stream_are_ordinary_tensors(tmp_path: Path) -> None:
+    model = load(write(make("GPT2LMHeadModel", GPT2), tmp_path))
+    for token in model.stream(torch.tensor([[5, 6]]), 2, end=None):
+        model(token.unsqueeze(1)).sum().backward()

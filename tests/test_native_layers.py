@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -157,6 +158,34 @@ def test_corners_of_norms() -> None:
     x = random(3, 5, 34)[..., ::2]
     torch.testing.assert_close(LayerNorm(17)(x), F.layer_norm(x, (17,)))
     assert LayerNorm(17)(x[:0]).shape == (0, 5, 17)
+
+
+@torch.no_grad()
+def test_shapes_that_only_torch_can_judge() -> None:
+    norm = RMSNorm(64)
+    norm.weight = nn.Parameter(torch.tensor([2.0]))
+    x = random(3, 64)
+    torch.testing.assert_close(norm(x), 2 * F.rms_norm(x, (64,), eps=1e-6))
+    rotary, at = Rotary(4), torch.tensor([[3], [5]])
+    layers.turn(rotary, random(2, 1, 1, 4), at)
+    with pytest.raises(ValueError, match="at has shape"):
+        layers.turn(rotary, random(4, 1, 1, 4), at)
+
+
+def test_traces_and_forward_derivatives_go_to_torch() -> None:
+    for module in (Linear(17, 5), RMSNorm(17), LayerNorm(17)):
+        module.requires_grad_(False)
+        traced = torch.jit.trace(module, random(1, 17))
+        other = random(1, 17, seed=5)
+        torch.testing.assert_close(traced(other), module(other))
+        with forward_ad.dual_level():
+            dual = module(forward_ad.make_dual(other, torch.ones_like(other)))
+            assert forward_ad.unpack_dual(dual).tangent is not None
+    rotary = Rotary(4)
+    rotary(random(1, 2, 3, 4))
+    at = torch.arange(6).reshape(2, 3)
+    several_at = torch.func.vmap(lambda places: rotary(random(1, 2, 3, 4), at=places))(at)
+    torch.testing.assert_close(several_at[1], rotary(random(1, 2, 3, 4), at=at[1]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

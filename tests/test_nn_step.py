@@ -8,11 +8,14 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from regard import ALiBi, Rotary, Window
 from regard.kernels import native
 from regard.nn import Block, Decoder, FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
 from regard.nn import block as block_module
+from regard.nn.cache import BlockCache
+from regard.nn.linear import Linear
 from regard.nn.stack import Tokens
 from regard.positions import Learned
 
@@ -143,6 +146,22 @@ def test_hooks_replacements_and_new_weights_are_seen(steps) -> None:
         lambda: setattr(model.blocks[0].attention, "q_proj", nn.Linear(D, D, bias=False)),
         lambda: setattr(model.blocks[1], "feedforward_norm", RMSNorm(D, eps=0.5)),
         lambda: setattr(model.blocks[1].attention, "k_proj", copy.deepcopy(model.blocks[1].attention.v_proj)),
+        lambda: setattr(model.blocks[1].attention, "sinks", nn.Parameter(torch.randn(3))),
+        lambda: setattr(model.blocks[1].attention, "sinks", None),
+        lambda: setattr(model.blocks[0].attention.q_proj, "weight", nn.Parameter(torch.randn(D, D))),
+        lambda: setattr(model.blocks[0].attention.q_proj, "bias", nn.Parameter(torch.randn(D))),
+        lambda: setattr(model.blocks[0].attention.q_proj, "bias", None),
+        lambda: setattr(model.blocks[0].attention.q_proj.weight, "data", torch.randn(D, D).T),
+        lambda: setattr(model.blocks[1].attention, "scale", 2.5),
+        lambda: setattr(model.blocks[1].attention, "softcap", 1.5),
+        lambda: setattr(model.blocks[1].attention, "mask", Window(2, 0)),
+        lambda: setattr(model.blocks[1].feedforward, "phi", torch.tanh),
+        lambda: setattr(model.blocks[0].feedforward_norm, "eps", 0.9),
+        lambda: setattr(model.blocks[0].attention, "position", Rotary(4, base=10.0)),
+        lambda: setattr(model.blocks[0].feedforward, "forward", torch.sin),
+        lambda: delattr(model.blocks[0].feedforward, "forward"),
+        lambda: parametrize.register_parametrization(model.blocks[0].attention.k_proj, "weight", Doubled()),
+        lambda: model.load_state_dict({k: v * 0.7 for k, v in model.state_dict().items()}, assign=True),
         lambda: model.bfloat16(),
         lambda: model.float(),
     ):
@@ -151,6 +170,46 @@ def test_hooks_replacements_and_new_weights_are_seen(steps) -> None:
             expected = model(tokens)
             atol = 40 * torch.finfo(expected.dtype).eps * expected.abs().max().item()
             torch.testing.assert_close(written(model, tokens), expected, atol=atol, rtol=0)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+def test_blocks_and_sizes_of_other_kinds_take_the_layers(steps) -> None:
+    """A subclass, a mode of training inside, a layer of another size: the kernel would be wrong, or out of bounds."""
+
+    class Scaled(Block):
+        def _sublayer(self, x, norm, f):
+            return x + 0.1 * f(norm(x))
+
+    model = KINDS["llama"]()
+    model.blocks[0].__class__ = Scaled
+    with torch.inference_mode():
+        torch.testing.assert_close(written(model, ids(2)), model(ids(2)), atol=1e-5, rtol=1e-5)
+    assert steps.count(True) == 9
+    steps.clear()
+
+    model = KINDS["llama"]()
+    model.blocks[0].feedforward.train()
+    model.blocks[1].attention.train()
+    written(model, ids(2))
+    assert not any(steps)
+
+    block, cache = KINDS["llama"]().blocks[0], BlockCache()
+    with torch.inference_mode():
+        block(torch.randn(2, 3, D), cache=cache)
+        for width in (D - 4, D + 6):
+            with pytest.raises(ValueError, match="shape"):
+                block(torch.randn(2, 1, width), cache=cache)
+        block.attention.q_proj = Linear(D, 48000)
+        with pytest.raises((ValueError, RuntimeError)):
+            block(torch.randn(2, 1, D), cache=cache)
+        block.attention.q_proj = Linear(8, 12)
+        with pytest.raises((ValueError, RuntimeError)):
+            block(torch.randn(2, 1, D), cache=cache)
+    assert len(cache.own) == 3
 
 
 def test_copies_and_state_are_free_of_plans() -> None:
@@ -194,3 +253,26 @@ def test_a_cache_is_shared_between_steps_and_layers(monkeypatch, steps) -> None:
         found = model(tokens[[2, 2, 0], 24:25], cache=cache)
         torch.testing.assert_close(found, model(tokens[[2, 2, 0], :25])[:, -1:], atol=1e-4, rtol=1e-4)
     assert any(steps)
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("activation", ["relu", "silu", "gelu", "gelu_tanh"])
+def test_activations_far_out(activation: str, isa: str, monkeypatch) -> None:
+    """Each in the tails, where approximations end: the up projection is 1, so that the block is the function."""
+    monkeypatch.setattr(native, "instruction_set", lambda: isa)
+    block = Block(
+        MultiHeadAttention(1, heads=1, out_bias=False),
+        FeedForward(1, 1, activation=activation, bias=False),
+        norm=RMSNorm,
+    ).eval()
+    with torch.inference_mode():
+        block.attention.out_proj.weight.zero_()
+        block.feedforward.down.weight.fill_(1.0)
+        for value in (-1e30, -1000.0, -50.0, -9.0, -6.0, -1.0, 0.0, 1.0, 6.0, 50.0, 1e30, float("nan")):
+            block.feedforward.up.weight.fill_(value)
+            cache = BlockCache()
+            block(torch.ones(1, 2, 1), cache=cache)
+            found = block(torch.ones(1, 1, 1), cache=cache) - 1
+            exact = block.feedforward.double()(torch.ones(1, 1, 1, dtype=torch.float64))
+            block.feedforward.float()
+            torch.testing.assert_close(found.double(), exact, rtol=2e-6, atol=2e-7, equal_nan=True)

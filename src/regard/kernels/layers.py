@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from regard.kernels import native, native_layers
@@ -22,14 +23,14 @@ FEW = 8  # rows; from 16 on torch's matrix product is as fast (benchmarks/decode
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``y = x Wᵀ + b``: x ``[*, in]``, W ``[out, in]``, b ``[out]`` → ``[*, out]``, summed in float32 at least."""
-    if _few(x) and _fits(x, weight, bias) and plain(x, weight, bias):
+    if plain(x, weight, bias) and _few(x) and _fits(x, weight, bias):
         return native_layers.linear(x, (weight, bias))
     return F.linear(x, weight, bias)
 
 
 def linears(x: Tensor, *maps: tuple[Tensor, Tensor | None]) -> tuple[Tensor, ...]:
     """``linear`` of the same x with several (W, b): a few rows read all of them in one go."""
-    if _few(x) and all(_fits(x, *each) and plain(x, *each) for each in maps):
+    if all(plain(x, *each) and _fits(x, *each) for each in maps) and _few(x):
         return native_layers.linear(x, *maps).split([weight.shape[0] for weight, _ in maps], dim=-1)
     return tuple(F.linear(x, *each) for each in maps)
 
@@ -48,17 +49,17 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 def turn(position: Rotary, x: Tensor, at: Tensor | None = None, start: int = 0) -> Tensor:
     """``position(x, at, start)``: queries or keys ``[*B, H, n, d]`` turned by where they stand."""
-    if x.numel() > SMALL or x.ndim != 4 or x.stride(-1) != 1 or not plain(x, x):
+    if not plain(x, x) or x.numel() > SMALL or x.ndim != 4 or x.stride(-1) != 1:
         return position(x, at=at, start=start)
     cos, sin = position.waves(x, at, start)
-    if not (cos.is_contiguous() and sin.is_contiguous()):
+    if not (cos.is_contiguous() and sin.is_contiguous()) or (cos.ndim > 2 and cos.shape[0] not in (1, x.shape[0])):
         return position(x, at=at, start=start)
     return native_layers.turn(x, cos, sin, position.width, position.layout == "halves")
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``γ ⊙ x / √(mean(x²) + ε)`` of the last dimension, in float32 at least."""
-    if weight.is_contiguous() and plain(x, weight):
+    if plain(x, weight) and weight.shape == x.shape[-1:] and weight.is_contiguous():
         return native_layers.norm(x, weight, None, eps, centred=False)
     wide = _at_least_float32(x)
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
@@ -66,8 +67,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """``γ ⊙ (x − μ) / √(σ² + ε) + β`` of the last dimension, in float32 at least."""
-    if weight.is_contiguous() and (bias is None or bias.is_contiguous()) and plain(x, weight, bias):
-        return native_layers.norm(x, weight, bias, eps, centred=True)
+    if plain(x, weight, bias) and weight.shape == x.shape[-1:] and weight.is_contiguous():
+        if bias is None or (bias.shape == weight.shape and bias.is_contiguous()):
+            return native_layers.norm(x, weight, bias, eps, centred=True)
     wide = _at_least_float32(x)
     centred = wide - wide.mean(-1, keepdim=True)
     # The mean itself is rounded: of a constant vector far from 0 only this second step leaves exactly nothing.
@@ -81,6 +83,8 @@ def plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 
     Written out, because a model asks this some hundred times for each token.
     """
+    if torch._C._get_tracing_state() is not None:  # there even a size is more than a number
+        return False
     dtype = x.dtype
     if dtype not in native.DTYPES or weight.dtype is not dtype or not (x.is_cpu and weight.is_cpu and native.built()):
         return False
@@ -89,7 +93,7 @@ def plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     learns = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     if learns and torch.is_grad_enabled():
         return False
-    if torch._C._len_torch_function_stack() or torch.is_autocast_enabled("cpu"):
+    if torch._C._len_torch_function_stack() or torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0:
         return False
     return x.numel() > 0 and (unwatched(x, weight) if bias is None else unwatched(x, weight, bias))
 

@@ -115,7 +115,9 @@ _ORDINARY = (Tensor, torch.nn.Parameter)
 
 def unwatched(*tensors: Tensor | None) -> bool:
     """Whether these are ordinary tensors and nothing traces, transforms or intercepts operators."""
-    if tracing() or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if tracing() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     for x in tensors:  # noqa: SIM110 (a generator costs more than the rest)
         if x is not None and (type(x) not in _ORDINARY or x.is_meta or x.is_neg()):

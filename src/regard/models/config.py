@@ -34,10 +34,10 @@ class Config(dict[str, Any]):
         return named[0]
 
     def whole(self, name: str, default: int = _MISSING, least: int = 1) -> int:
-        """A whole number ≥ ``least``."""
+        """A whole number ≥ ``least``, and below 2³¹, as every size of a model is."""
         found = self._found(name, default)
-        if isinstance(found, bool) or not isinstance(found, int) or found < least:
-            raise ValueError(f"{self.file}: {name} is {found!r}; it must be a whole number ≥ {least}")
+        if isinstance(found, bool) or not isinstance(found, int) or not least <= found < 2**31:
+            raise ValueError(f"{self.file}: {name} is {_shown(found)}; it must be a whole number ≥ {least}, below 2³¹")
         return found
 
     def layers(self, name: str, default: int = _MISSING) -> int:
@@ -50,8 +50,8 @@ class Config(dict[str, Any]):
     def real(self, name: str, default: float = _MISSING, least: float = 0.0) -> float:
         """A finite number ≥ ``least``."""
         found = self._found(name, default)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not least <= found < float("inf"):
-            raise ValueError(f"{self.file}: {name} is {found!r}; it must be a finite number ≥ {least:g}")
+        if isinstance(found, bool) or not isinstance(found, int | float) or not least <= found < 1e300:
+            raise ValueError(f"{self.file}: {name} is {_shown(found)}; it must be a finite number ≥ {least:g}")
         return float(found)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -103,3 +103,9 @@ class Config(dict[str, Any]):
         if found is None and default is _MISSING:
             raise ValueError(f"{self.file} has no {name}; a {self.get('model_type', 'model')} needs one")
         return default if found is None else found
+
+
+def _shown(found: object) -> str:
+    """A value in an error of one line: not all digits of a number of a thousand."""
+    said = repr(found)
+    return said if len(said) <= 40 else said[:37] + "…"

@@ -44,16 +44,25 @@ class Description:
         return sum(row.parameters for row in self.rows)
 
     def __str__(self) -> str:
-        lines = [("part", "what", "count", "each", "parameters")]
-        lines += [(r.where, r.what, f"{r.count:,}", f"{r.each:,}", f"{r.parameters:,}") for r in self.rows]
-        lines.append(("total", "", "", "", f"{self.parameters:,}"))
-        widths = [max(len(line[i]) for line in lines) for i in range(5)]
-        printed = [
-            "  ".join(x.ljust(w) if i < 2 else x.rjust(w) for i, (x, w) in enumerate(zip(line, widths, strict=True)))
-            for line in lines
-        ]
-        rule = "─" * len(printed[0])
-        return "\n".join([self.title, rule, printed[0], rule, *printed[1:-1], rule, printed[-1]])
+        groups: dict[str, list[tuple[str, str, str, str]]] = {}
+        for row in self.rows:
+            place, _, leaf = row.where.rpartition(".")
+            cells = (f"  {leaf}" if place else leaf, row.what, f"{row.count:,}", f"{row.parameters:,}")
+            groups.setdefault(place, []).append(cells)
+        lines = [line for place, rows in groups.items() for line in ([(place, "", "", "")] if place else []) + rows]
+        head, total = ("part", "what", "count", "parameters"), ("total", "", "", f"{self.parameters:,}")
+        full = [line for line in (head, *lines, total) if line[3]]
+        widths = [max(len(line[i]) for line in full) for i in range(4)]
+        printed = {
+            line: "  ".join(
+                x.ljust(w) if i < 2 else x.rjust(w) for i, (x, w) in enumerate(zip(line, widths, strict=True))
+            )
+            for line in full
+        }
+        width = max(map(len, [*printed.values(), *(line[0] for line in lines)]))
+        rule = "─" * width
+        body = [printed.get(line, line[0]).ljust(width) for line in lines]
+        return "\n".join([self.title, rule, printed[head].ljust(width), rule, *body, rule, printed[total].ljust(width)])
 
 
 def describe(model: nn.Module) -> Description:
@@ -61,18 +70,19 @@ def describe(model: nn.Module) -> Description:
 
     >>> from regard.nn import Decoder
     >>> print(describe(Decoder(12, heads=3, layers=2, vocab=37)))
-    Decoder
-    ────────────────────────────────────────────────────────────────────────────
-    part                         what                   count   each  parameters
-    ────────────────────────────────────────────────────────────────────────────
-    blocks.0–1.attention         12 → 3 heads × 4 → 12      2    588       1,176
-    blocks.0–1.attention_norm    LayerNorm 12               2     24          48
-    blocks.0–1.feedforward       12 → 48 → 12, gelu         2  1,212       2,424
-    blocks.0–1.feedforward_norm  LayerNorm 12               2     24          48
-    tokens                       37 × 12, head tied         1    444         444
-    norm                         LayerNorm 12               1     24          24
-    ────────────────────────────────────────────────────────────────────────────
-    total                                                                  4,164
+    Decoder, float32, 0.0 MB
+    ─────────────────────────────────────────────────────────
+    part                what                count  parameters
+    ─────────────────────────────────────────────────────────
+    blocks.0–1
+      attention         12: 3 heads × 4         2       1,176
+      attention_norm    LayerNorm 12            2          48
+      feedforward       12 → 48 → 12, gelu      2       2,424
+      feedforward_norm  LayerNorm 12            2          48
+    tokens              37 × 12, head tied      1         444
+    norm                LayerNorm 12            1          24
+    ─────────────────────────────────────────────────────────
+    total                                               4,164
     """
     check_kind("model", model, nn.Module)
     groups: dict[tuple[str, str, int], list[str]] = {}
@@ -123,10 +133,12 @@ def _first(module: nn.Module) -> list[nn.Parameter]:
 
 def _heads(layer: MultiHeadAttention) -> str:
     width = str(layer.d_key) if layer.d_key == layer.d_value else f"{layer.d_key}, values {layer.d_value}"
-    shared = "" if layer.kv_heads == layer.heads else f" ({layer.kv_heads} for keys)"
-    extra = [type(layer.position).__name__] if layer.position is not None else []
+    sizes = str(layer.d_in) if layer.d_in == layer.d_out else f"{layer.d_in} → {layer.d_out}"
+    extra = [] if layer.kv_heads == layer.heads else [f"{layer.kv_heads} for keys"]
+    extra += [type(layer.position).__name__] if layer.position is not None else []
+    extra += ["normed"] if layer.q_norm is not None else []
     extra += str(layer.mask).splitlines()[:1] if layer.mask is not None else []  # the rest is a drawing
-    return ", ".join([f"{layer.d_in} → {layer.heads} heads{shared} × {width} → {layer.d_out}", *extra])
+    return ", ".join([f"{sizes}: {layer.heads} heads × {width}", *extra])
 
 
 def _span(names: list[str]) -> str:
@@ -137,4 +149,8 @@ def _span(names: list[str]) -> str:
 
 def _title(model: nn.Module) -> str:
     architecture = getattr(getattr(model, "config", None), "architecture", "")
-    return f"{type(model).__name__} ({architecture})" if architecture else type(model).__name__
+    stored = list(model.parameters())
+    size = sum(p.numel() * p.element_size() for p in stored)
+    dtypes = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in stored}))
+    name = f"{type(model).__name__} ({architecture})" if architecture else type(model).__name__
+    return f"{name}, {dtypes}, {size / 1e6:,.1f} MB" if stored else name

@@ -21,16 +21,7 @@ __all__ = ["Folder", "some", "write_folder"]
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 # What belongs to a model beside its weights; kept as it is and written back by ``save``.
-BESIDE = (
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "preprocessor_config.json",
-)
+BESIDE = (".json", ".txt", ".jinja", ".model", ".md")
 LARGEST_JSON = 64 * 2**20
 
 
@@ -40,7 +31,7 @@ class Folder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         if not self.path.is_dir():
-            what = "is a file" if self.path.exists() else "does not exist"
+            what = "is a file" if self.path.exists() else "does not exist (nothing is downloaded)"
             raise FileNotFoundError(f"{self.path} {what}; a model is a folder with config.json and *.safetensors")
         if not (self.path / "config.json").is_file():
             raise FileNotFoundError(f"{self.path} has no config.json; a model is a folder with config.json and weights")
@@ -68,13 +59,21 @@ class Folder:
         return found
 
     def beside(self) -> dict[str, bytes]:
-        """Tokenizer, generation and preprocessor files, by name."""
-        return {name: (self.path / name).read_bytes() for name in BESIDE if (self.path / name).is_file()}
+        """Tokenizers, settings and pages of this folder and of those in it, by name; no weights, no code."""
+        found = {}
+        for file in sorted([*self.path.glob("*"), *self.path.glob("*/*")]):
+            name = file.relative_to(self.path).as_posix()
+            kept = file.suffix in BESIDE and name not in ("config.json", INDEX) and not name.startswith(".")
+            if kept and file.is_file() and file.stat().st_size <= LARGEST_JSON:
+                found[name] = file.read_bytes()
+        return found
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name. Files are mapped, so this costs no memory until a tensor is looked at."""
         found: dict[str, Tensor] = {}
         for file in self._files():
+            with file.open("rb"):  # what cannot be opened says so better than what follows
+                pass
             try:
                 with safe_open(file, framework="pt") as opened:
                     for name in opened.keys():  # noqa: SIM118 (not a dict)
@@ -126,6 +125,8 @@ def write_folder(
     path: str | os.PathLike[str], config: Mapping[str, Any], tensors: dict[str, Tensor], beside: Mapping[str, bytes]
 ) -> None:
     """Write a model folder; every file appears whole or not at all, and ``config.json`` comes last."""
+    if not str(path):
+        raise ValueError("the folder to save to has no name")
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder} is a file; a model is saved as a folder")
@@ -136,6 +137,7 @@ def write_folder(
         save_file(tensors, temporary, metadata={"format": "pt"})
     text = json.dumps(dict(config), indent=2, ensure_ascii=False) + "\n"
     for name, content in {**beside, "config.json": text.encode()}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         with _renamed(folder / name) as temporary:
             temporary.write_bytes(content)
 
@@ -143,7 +145,10 @@ def write_folder(
 @contextmanager
 def _renamed(file: Path) -> Iterator[Path]:
     """A temporary file beside ``file`` that takes its name once it is whole."""
-    handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    except OSError as error:
+        raise type(error)(f"{file} cannot be written: {error.strerror}") from None
     os.close(handle)
     try:
         yield Path(name)

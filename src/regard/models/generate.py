@@ -20,6 +20,9 @@ from regard.shapes import integer
 
 __all__ = ["Prompt", "Writer"]
 
+LONGEST = 2**24  # tokens to write
+ROOM = 1024  # tokens for which a cache has room from the start; it grows
+
 Prompt = str | Sequence[str] | Tensor | Sequence[int] | Sequence[Sequence[int]]
 End = int | Sequence[int] | None | Literal["model"]
 Read = Callable[[Tensor], Tensor]  # new ids [B, t] → the logits after the last of them [B, V]
@@ -45,7 +48,7 @@ class Writer(Model):
     pads: Literal["left", "right"] = "left"
     longest: int | None = None  # learned positions end here
     trained: int | None = None  # positions go on, but the model was not trained beyond
-    _warned = False
+    _warned = _warned_of_settings = False
 
     @abstractmethod
     def reader(self, given: Given, room: int, cached: bool) -> tuple[Read, Tensor]:
@@ -68,7 +71,10 @@ class Writer(Model):
         - ``temperature=0`` is greedy; above 0 tokens are drawn, among ``top_k`` and ``top_p`` (see ``Sampling``).
           The same ``seed`` draws the same tokens; None goes on with torch's own generator.
         - the end token is the last id of its row; rows that ended earlier are filled up with the padding id.
-        - ``cache=False`` reads everything anew at each step: slow, the same tokens.
+        - ``cache=False`` reads everything anew at each step: slow, and the same tokens, but for rotary positions that
+          stretch as a text grows (``dynamic``, ``longrope``): kept keys stay turned as they were.
+        - of ``generation_config.json`` the end and start tokens are taken. What else it asks for is an argument
+          here, or is not done; one warning says so where it would change greedy text. No chat template is applied.
         """
         given = self._given(prompt)
         steps = list(self._steps(given, length, Sampling(temperature, top_k, top_p), seed, end, cache))
@@ -104,12 +110,14 @@ class Writer(Model):
         self, given: Given, length: int, sampling: Sampling, seed: int | None, end: End, cached: bool
     ) -> Iterator[Tensor]:
         """The checks, at once; then an iterator over new ids ``[B]``."""
-        length, ends = integer("length", length), self._ends(end)
+        length, ends = integer("length", length, most=LONGEST), self._ends(end)
         if self.training:
             raise ValueError("this model is in training mode, with dropout on; call model.eval() before it writes")
         reach = self._within_reach(given, length)
-        generator = None if seed is None else torch.Generator(self.device).manual_seed(integer("seed", seed))
-        read, first = self.reader(given, given.ids.shape[1] + reach, cached)
+        generator = (
+            None if seed is None else torch.Generator(self.device).manual_seed(integer("seed", seed, most=2**63 - 1))
+        )
+        read, first = self.reader(given, given.ids.shape[1] + min(reach, ROOM), cached)
         self._warn_of_reach(given, length, reach)
         return self._written(read, first, reach, sampling, generator, ends)
 
@@ -132,7 +140,7 @@ class Writer(Model):
                     ids = ids.masked_fill(ended, filler)
                     ended = ended | torch.isin(ids, stops)
                 new = ids.unsqueeze(1)
-            yield ids
+            yield ids.clone()  # outside inference mode: an ordinary tensor
             if ends and bool(ended.all()):
                 return
 
@@ -153,7 +161,21 @@ class Writer(Model):
                 f"this model has learned positions for {self.longest} tokens: it writes {reach} after a prompt of {n}",
                 stacklevel=4,
             )
-        self.warn_beyond(n + reach - 1)
+        self._warn_of_settings()
+
+    def _warn_of_settings(self) -> None:
+        """Say once which rules of ``generation_config.json`` are not followed here and would change what is written."""
+        usual = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1, "suppress_tokens": None}
+        usual |= {
+            "bad_words_ids": None,
+            "forced_bos_token_id": None,
+            "forced_eos_token_id": None,
+            "min_new_tokens": None,
+        }
+        other = [f"{name}={self.generation[name]}" for name, x in usual.items() if self.generation.get(name, x) != x]
+        if other and not self._warned_of_settings:
+            self._warned_of_settings = True
+            warnings.warn(f"generation_config.json asks for {', '.join(other)}, which is not done here", stacklevel=5)
 
     def warn_beyond(self, tokens: int) -> None:
         """Say once that a model reads further than it was trained."""
@@ -193,19 +215,19 @@ class Writer(Model):
             return Given(torch.atleast_2d(prompt).to(self.device, torch.int64), None, "none")
         if isinstance(prompt, str):
             return self._padded([self.text.encode(prompt)], "one")
-        if not isinstance(prompt, Sequence) or not prompt:
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray) or not prompt:
             raise TypeError(f"prompt must be a text, texts, token ids or lists of them, got {described(prompt)}")
         if all(isinstance(x, str) for x in prompt):
             return self._padded([self.text.encode(x) for x in prompt if isinstance(x, str)], "many")
         rows: list[Any] = list(prompt) if all(isinstance(x, list | tuple) for x in prompt) else [prompt]
         if not all(isinstance(i, int) and not isinstance(i, bool) for row in rows for i in row):
-            raise TypeError("prompt must be a text, texts, token ids or lists of token ids, not a mixture")
+            raise TypeError("prompt must be a text, texts, whole numbers (token ids) or lists of them, not a mixture")
         return self._padded([list(row) for row in rows], "none")
 
     def _padded(self, rows: list[list[int]], text: Literal["one", "many", "none"]) -> Given:
         """Rows of one length: filled up on the side where this model reads nothing."""
         if not all(rows):
-            raise ValueError("a prompt is empty; give at least one token, e.g. the model's first one")
+            raise ValueError("a prompt is empty; give at least one token")
         least, most, vocab = min(map(min, rows)), max(map(max, rows)), self.config.whole("vocab_size")
         if not 0 <= least <= most < vocab:
             raise ValueError(f"token ids go from {least} to {most}; this vocabulary has 0 … {vocab - 1}")

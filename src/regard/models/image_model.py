@@ -33,11 +33,9 @@ class ImageModel(Model):
         return not isinstance(self.vit.head, nn.Identity)
 
     @property
-    def labels(self) -> list[str]:
-        """The names of the classes, by number."""
-        names = self.config.part("id2label")
-        classes = self.vit.head.out_features if isinstance(self.vit.head, nn.Linear) else 0
-        return [str(names.get(str(i), f"class {i}")) for i in range(classes)]
+    def head(self) -> nn.Module:
+        """The classifier, or nothing that changes anything."""
+        return self.vit.head
 
     def hidden(self, images: Tensor, *, observe: Observe | None = None) -> Tensor | tuple[Tensor, Observations]:
         """y ``[B, N + 1, D]``, after the last norm."""

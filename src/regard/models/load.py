@@ -14,7 +14,7 @@ from regard.models.image_model import ImageModel
 from regard.models.images import Preprocessor
 from regard.models.keys import Table
 from regard.models.model import Build, Model
-from regard.models.text import Text
+from regard.models.text import text_of
 
 __all__ = ["known", "load"]
 
@@ -43,8 +43,11 @@ def load(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
     there = Folder(folder)
     try:
         model = _filled(_family(there), there, dtype)
-    except (ValueError, TypeError) as error:
-        raise type(error)(f"{there.path}: {error}" if str(there.path) not in str(error) else str(error)) from None
+    except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
+        # What torch or arithmetic has against absurd numbers is about the config too: its first line says what.
+        kind = type(error) if type(error) in (ValueError, TypeError) else ValueError
+        said = str(error).split("\n")[0]
+        raise kind(said if str(there.path) in said else f"{there.path}: {said}") from None
     return model.eval()
 
 
@@ -63,8 +66,7 @@ def _filled(build: Build, there: Folder, dtype: torch.dtype | None) -> Model:
     _fill(model, names, stored, dtype)
     model.beside = there.beside()
     model.generation = there.entries("generation_config.json")
-    if "tokenizer.json" in model.beside:
-        model.text = Text(model.beside["tokenizer.json"])
+    model.text = text_of(model.beside, there.config.get("vocab_size"))
     if isinstance(model, ImageModel):
         settings = there.entries("preprocessor_config.json")
         model.images = Preprocessor(settings, model.vit.image, model.vit.channels)
@@ -97,8 +99,9 @@ def _fill(model: Model, names: Mapping[str, str], stored: Mapping[str, Tensor], 
             continue
         used[pair.theirs] = name
         found |= pair.read(_floating(name, stored[name]), params)
+    architecture = model.config.architecture
     left = sorted(set(names.values()) - set(used.values()))
-    left = [name for name in left if not _is_copy(name, table, used, names, stored)]
+    left = [name for name in left if not _is_copy(name, table, used, names, stored, architecture)]
     for what, which in (("missing", missing), ("left over", left)):
         if which:
             count = "1 tensor is" if len(which) == 1 else f"{len(which)} tensors are"
@@ -112,13 +115,20 @@ def _fill(model: Model, names: Mapping[str, str], stored: Mapping[str, Tensor], 
 
 
 def _is_copy(
-    name: str, table: Table, used: Mapping[str, str], names: Mapping[str, str], stored: Mapping[str, Tensor]
+    name: str,
+    table: Table,
+    used: Mapping[str, str],
+    names: Mapping[str, str],
+    stored: Mapping[str, Tensor],
+    architecture: str,
 ) -> bool:
     """Whether a tensor that is left over is tied to one that is used; tied tensors that differ raise."""
     for copy, original in table.copies.items():
         if table.find(copy, names) == name and original in used:
             if not torch.equal(stored[name], stored[used[original]]):
                 untie = "; tie_word_embeddings = false in config.json keeps both" if copy == "lm_head.weight" else ""
+                if not architecture:
+                    untie = "; config.json names no architectures, so that it was read without a head"
                 raise ValueError(f"{name} differs from {used[original]}, but the two are tied in this model{untie}")
             return True
     return False

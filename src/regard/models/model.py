@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.models.config import Config
 from regard.models.folder import write_folder
 from regard.models.keys import Stored, Table
-from regard.models.text import Bytes, Text
+from regard.models.text import Bytes, NoText, Text
 from regard.nn.stack import Observations
 
 __all__ = ["Build", "Model", "named"]
@@ -23,7 +23,7 @@ Build = Callable[[Config, Stored], "Model"]
 class Model(nn.Module):
     """A transformer with its ``config``, its key ``table`` and the small files that lay ``beside`` its weights.
 
-    ``text`` turns words into token ids and back (bytes where the folder had no ``tokenizer.json``).
+    ``text`` turns words into token ids and back (bytes for a small vocabulary without ``tokenizer.json``).
     """
 
     def __init__(self, config: Config, table: Table) -> None:
@@ -31,7 +31,7 @@ class Model(nn.Module):
         self.config, self.table = config, table
         self.generation = Config()
         self.beside: dict[str, bytes] = {}
-        self.text: Text | Bytes = Bytes()
+        self.text: Text | Bytes | NoText = Bytes()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -42,6 +42,15 @@ class Model(nn.Module):
     def device(self) -> torch.device:
         """Where the parameters are."""
         return next(self.parameters()).device
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of a classifier's classes, by number; none without one."""
+        head = getattr(self, "head", None)
+        names = self.config.part("id2label")
+        return [
+            str(names.get(str(i), f"class {i}")) for i in range(head.out_features if isinstance(head, nn.Linear) else 0)
+        ]
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``config.json``, ``model.safetensors`` and what lay beside them, as ``transformers`` reads them.

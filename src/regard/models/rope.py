@@ -20,7 +20,7 @@ BASES = {"llama": 10000.0, "mistral": 10000.0, "qwen2": 10000.0, "qwen3": 10000.
 
 def rotary(config: Config, d_key: int) -> Rotary:
     """The ``Rotary`` of a config: ``rope_parameters``, or ``rope_theta`` and ``rope_scaling`` in older files."""
-    entries = Config(config.part("rope_parameters") or config.part("rope_scaling"))
+    entries = Config(config.part("rope_scaling") or config.part("rope_parameters"))
     if any(isinstance(x, dict) for x in entries.values()):
         raise ValueError("config.json: rope_parameters differ from layer to layer; only one for all layers is read")
     base = entries.real("rope_theta", config.real("rope_theta", BASES[config.kind]))
@@ -48,6 +48,10 @@ def _linear(config: Config, entries: Config, d: int, base: float, trained: int) 
 def _llama3(config: Config, entries: Config, d: int, base: float, trained: int) -> Rotary:
     """Slow pairs turn ``factor`` times slower, fast ones as before, and those between are blended."""
     factor, low, high = (entries.real(x) for x in ("factor", "low_freq_factor", "high_freq_factor"))
+    if not low < high:
+        raise ValueError(
+            f"config.json: low_freq_factor is {low:g} and high_freq_factor {high:g}; the first must be less"
+        )
     theta = _theta(d, base)
     turns = trained * theta / (2 * math.pi)  # in the length the model was first trained on
     blend = ((turns - low) / (high - low)).clamp(0, 1)
@@ -141,6 +145,10 @@ def _theta(d: int, base: float) -> Tensor:
 
 def _factors(entries: Config, name: str, pairs: int) -> tuple[float, ...]:
     found = entries.get(name)
-    if not isinstance(found, Sequence) or len(found) != pairs or not all(isinstance(x, int | float) for x in found):
-        raise ValueError(f"config.json: {name} must be {pairs} numbers, one a pair of features, got {found!r}")
+    if not isinstance(found, Sequence) or len(found) != pairs or not all(_above_0(x) for x in found):
+        raise ValueError(f"config.json: {name} must be {pairs} numbers above 0, one a pair of features, got {found!r}")
     return tuple(float(x) for x in found)
+
+
+def _above_0(x: object) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < float("inf")

@@ -27,7 +27,8 @@ class Sampling:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= number("temperature", self.temperature) < math.inf:
+        nan = isinstance(self.temperature, float) and math.isnan(self.temperature)
+        if nan or not 0 <= number("temperature", self.temperature) < math.inf:
             raise ValueError(f"temperature must be a finite number ≥ 0 (0 takes the likeliest), got {self.temperature}")
         if self.top_k is not None:
             integer("top_k", self.top_k, least=1)
@@ -39,6 +40,8 @@ class Sampling:
 
     def __call__(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """``logits [B, V] → ids [B]``"""
+        if bool(logits.isnan().any()):
+            raise ValueError("logits are NaN: weights or activations of this model are not finite")
         if self.temperature == 0:
             return logits.argmax(-1)
         weights = self.filtered(logits).softmax(-1)
@@ -46,7 +49,10 @@ class Sampling:
 
     def filtered(self, logits: Tensor) -> Tensor:
         """Logits over T in float32 at least, −inf where a token is left out."""
-        scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        scaled = wide / self.temperature
+        if not bool(scaled.isfinite().all()):  # a T so small that only differences count
+            scaled = (wide - wide.amax(-1, keepdim=True)) / max(self.temperature, 1e-30)
         if self.top_k is not None and self.top_k < scaled.shape[-1]:
             least = scaled.topk(self.top_k).values[..., -1:]
             scaled = scaled.masked_fill(scaled < least, -math.inf)

@@ -66,8 +66,7 @@ def build(config: Config, stored: Stored) -> TextToText | TextReader:
     """The model that a config describes; its head is tied unless the files hold a different one."""
     if config.architecture and config.architecture not in CLASSES:
         raise ValueError(f"config.json: architectures is {config.architecture}; known for t5 are {', '.join(CLASSES)}")
-    form = config.name("feed_forward_proj", "relu")
-    gated = form.startswith("gated-")
+    gated, phi = _feedforward(config)
     table = _table(gated, config.architecture == "T5EncoderModel")
     d = config.whole("d_model")
     generates = config.architecture == "T5ForConditionalGeneration"
@@ -82,19 +81,27 @@ def build(config: Config, stored: Stored) -> TextToText | TextReader:
         scale=1.0,
         logit_scale=d**-0.5 if scaled else 1.0,
     )
-    reads = _make(Encoder, config, form, config.layers("num_layers"), tokens)
+    reads = _make(Encoder, config, gated, phi, config.layers("num_layers"), tokens)
     if config.architecture == "T5EncoderModel":
         return TextReader(config, table, reads)
-    writes = _make(Decoder, config, form, config.layers("num_decoder_layers", config.layers("num_layers")), tokens)
+    layers = config.layers("num_decoder_layers", config.layers("num_layers"))
+    writes = _make(Decoder, config, gated, phi, layers, tokens)
     return TextToText(config, table, EncoderDecoder.of(reads, writes))
 
 
-def _make(kind: type[Stack], config: Config, form: str, layers: int, tokens: Tokens) -> Stack:
+def _feedforward(config: Config) -> tuple[bool, str]:
+    """Whether it is gated, and its activation: ``feed_forward_proj``, or what newer files say in two entries."""
+    form = config.name("feed_forward_proj", "relu")
+    # "gated-gelu" has always meant the tanh form of gelu here.
+    usual = "gelu_new" if form == "gated-gelu" else form.removeprefix("gated-")
+    gated = config.flag("is_gated_act", form.startswith("gated-"))
+    return gated, activation(config, "dense_act_fn", usual)
+
+
+def _make(kind: type[Stack], config: Config, gated: bool, phi: str, layers: int, tokens: Tokens) -> Stack:
     d, heads, d_key = config.whole("d_model"), config.whole("num_heads"), config.whole("d_kv")
     dropout = config.real("dropout_rate", 0.1)
     norm = partial(RMSNorm, eps=config.real("layer_norm_epsilon", 1e-6))
-    # "gated-gelu" has always meant the tanh form of gelu here.
-    named = Config(feed_forward_proj="gelu_new" if form == "gated-gelu" else form.removeprefix("gated-"))
     attend = partial(
         MultiHeadAttention, d, heads, d_key=d_key, d_value=d_key, out_bias=False, scale=1.0, dropout=dropout
     )
@@ -110,8 +117,8 @@ def _make(kind: type[Stack], config: Config, form: str, layers: int, tokens: Tok
             FeedForward(
                 d,
                 config.whole("d_ff"),
-                activation=activation(named, "feed_forward_proj", "relu"),
-                gated=form.startswith("gated-"),
+                activation=phi,
+                gated=gated,
                 bias=False,
                 dropout=dropout,
             ),

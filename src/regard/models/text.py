@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NoReturn
 
 from tokenizers import Tokenizer
 
-__all__ = ["Bytes", "Text"]
+__all__ = ["Bytes", "NoText", "Text", "text_of"]
+
+# What older folders have instead of tokenizer.json, which says all that these say and more.
+OLDER = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "merges.txt", "vocab.txt")
+SMALL = 1024  # tokens; a larger vocabulary was not made of bytes
+
+
+def text_of(beside: Mapping[str, bytes], vocab: object) -> Text | Bytes | NoText:
+    """A folder's tokenizer; bytes where there is none and the vocabulary may be of bytes; else what says why not."""
+    if "tokenizer.json" in beside:
+        return Text(beside["tokenizer.json"])
+    older = [name for name in OLDER if name in beside]
+    if older:
+        return NoText(f"its tokenizer is in {', '.join(older)}")
+    if isinstance(vocab, int) and vocab > SMALL:
+        return NoText(f"its {vocab:,} tokens are not bytes")
+    return Bytes()
 
 
 class Text:
@@ -102,6 +119,42 @@ class Bytes:
             yield held.decode(errors="replace")
 
 
+class NoText:
+    """A folder without ``tokenizer.json`` whose tokens are no bytes: ids work, texts are refused with the reason."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def __len__(self) -> int:
+        return 0
+
+    def _refuse(self) -> NoReturn:
+        raise ValueError(
+            f"this folder has no tokenizer.json, and {self.why}: give token ids, or write one with transformers: "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Refused."""
+        self._refuse()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Refused."""
+        self._refuse()
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """Each id as a number: that much can be said."""
+        return [f"<{i}>" for i in ids]
+
+    def pieces(self, ids: Iterator[int]) -> Iterator[str]:
+        """Refused."""
+        self._refuse()
+
+
 def _check_text(text: object) -> None:
     if not isinstance(text, str):
         raise TypeError(f"a text must be a str, got {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"a text must be valid Unicode; {text[:40]!r} holds bytes that are no UTF-8") from None

@@ -13,6 +13,7 @@ from regard.nn import Decoder
 from regard.nn.cache import DecoderCache
 from regard.nn.stack import Observations, PaddingLike
 from regard.observables import Observe
+from regard.shapes import check_tensor
 
 __all__ = ["TextDecoder"]
 
@@ -42,6 +43,7 @@ class TextDecoder(Writer):
         observe: Observe | None = None,
     ) -> Tensor | tuple[Tensor, Observations]:
         """Logits (or vectors, without a head); with ``observe`` also observations by module name."""
+        check_tensor("token ids", ids)
         self.warn_beyond(ids.shape[-1] + (0 if cache is None else cache.length))
         return named("decoder", self.decoder(ids, padding=padding, at=at, cache=cache, observe=observe))
 
@@ -73,6 +75,7 @@ class TextDecoder(Writer):
                 m = ids.shape[1] + (0 if cache is None else cache.length)
                 real = torch.cat([real, real.new_ones(real.shape[0], m - real.shape[1])], dim=1)
                 at = (real.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+            self.warn_beyond(ids.shape[1] + (0 if cache is None else cache.length))
             y = self.decoder.hidden(ids, padding=real, at=at, cache=cache)
             assert isinstance(y, Tensor)
             return tokens.logits(y[:, -1])

@@ -101,7 +101,8 @@ class Block(nn.Module):
         if cache is not None and not isinstance(cache, BlockCache):
             raise TypeError(f"cache must be a BlockCache, which holds a KeyValueCache or two, got {described(cache)}")
         own, other = (None, None) if cache is None else (cache.own, cache.cross)
-        if own is not None and mask is None and at is None and observe is None and context is None:
+        alone = mask is None and at is None and observe is None and context is None
+        if own is not None and alone and type(self) is Block:
             stepped = step(self, x, own)
             if stepped is not None:
                 return stepped

@@ -30,9 +30,10 @@ def several(x: Tensor, *maps: nn.Module) -> tuple[Tensor, ...]:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether a call of this module is more than its forward: what ``nn.Module.__call__`` itself asks."""
+    """Whether a call of this module is more than its class's forward; as ``nn.Module.__call__`` itself asks."""
     return bool(
-        module._forward_hooks
+        "forward" in module.__dict__
+        or module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks

@@ -120,7 +120,7 @@ class Rotary:
                 raise ValueError(
                     f"frequencies has shape {list(theta.shape)}; it must be [{self.width // 2}], one a pair"
                 )
-            object.__setattr__(self, "frequencies", theta)
+            object.__setattr__(self, "frequencies", theta.detach().clone())
         if not abs(number("attention_factor", self.attention_factor)) < float("inf"):
             raise ValueError(f"attention_factor must be a finite number, got {self.attention_factor}")
         self.inverse_frequencies()  # refuses a scaling that does not fit now, not at the first call
@@ -165,9 +165,9 @@ class Rotary:
         The sign is that of the other feature of a pair: − where x_b turns x_a. Nothing is kept
         while something traces, nor from inference mode into autograd, which cannot save such tensors.
         """
-        keeps = type(x) is Tensor and not tracing() and not x.is_meta
+        keeps = type(x) is Tensor and not tracing() and not x.is_meta and _nothing_transforms()
         if keeps:
-            now = (x.shape[-1], start, x.shape[-2], x.device, x.dtype, torch.is_inference_mode_enabled())
+            now = (x.shape[-1], start, x.shape[-2], x.shape[:-3], x.device, x.dtype, torch.is_inference_mode_enabled())
             last = self.__dict__.get("_last")
             if last is not None and last[0] == now and _same(last[1], at):
                 return last[2]
@@ -184,7 +184,7 @@ class Rotary:
         else:
             cos, sin = (torch.stack(pair, dim=-1).flatten(-2) for pair in ((cos, cos), (-sin, sin)))
         cos, sin = cos.to(x.device, work), sin.to(x.device, work)
-        if keeps and not torch._C._functorch.maybe_current_level():
+        if keeps:
             kept = None if at is None else at.clone()
             object.__setattr__(self, "_last", (now, kept, (cos, sin)))
         return cos, sin
@@ -205,6 +205,11 @@ class Rotary:
             raise ValueError(f"at says every position already, so start must be 0, got {start}")
         at = at.to(device=device, dtype=torch.float64)
         return at if at.ndim == 1 else at.unsqueeze(-2)
+
+
+def _nothing_transforms() -> bool:
+    """No vmap, grad or jit trace, in which a tensor means more than its values."""
+    return torch._C._functorch.peek_interpreter_stack() is None and torch._C._get_tracing_state() is None
 
 
 def _same(kept: Tensor | None, at: Tensor | None) -> bool:

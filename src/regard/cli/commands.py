@@ -1,0 +1,54 @@
+"""All commands, and what becomes of errors."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+
+from regard.cli import describe, generate
+
+__all__ = ["app", "run"]
+
+# What typer raises for a call that it cannot read; it gives no name to it, and prints it over several lines.
+UsageError: Any = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="regard",
+    help="Attention you can compute, count, prove and see.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("describe")(describe.describe)
+app.command("generate")(generate.generate)
+
+
+@app.callback(invoke_without_command=True)
+def _all(show: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
+    """Attention you can compute, count, prove and see."""
+    if show:
+        typer.echo(f"regard {version('regard')}")
+        raise typer.Exit
+
+
+def run() -> int:
+    """Run the command that was asked for, and return its exit code."""
+    warnings.showwarning = lambda message, *_, **__: print(f"regard: {message}", file=sys.stderr)
+    try:
+        return app(standalone_mode=False) or 0
+    except UsageError as error:
+        return _refused(error.format_message())
+    except (ValueError, TypeError, OSError, MemoryError, RuntimeError) as error:
+        return _refused(str(error) or type(error).__name__)
+    except typer.Abort:
+        return 130
+
+
+def _refused(why: str) -> int:
+    if why:  # there is none after help that nobody asked for
+        print(f"regard: {' '.join(why.split())[:1000]}", file=sys.stderr)
+    return 2
