@@ -67,9 +67,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """``γ ⊙ (x − μ) / √(σ² + ε) + β`` of the last dimension, in float32 at least."""
-    if plain(x, weight, bias) and weight.shape == x.shape[-1:] and weight.is_contiguous():
-        if bias is None or (bias.shape == weight.shape and bias.is_contiguous()):
-            return native_layers.norm(x, weight, bias, eps, centred=True)
+    shifts = bias is None or (bias.shape == weight.shape and bias.is_contiguous())
+    if plain(x, weight, bias) and weight.shape == x.shape[-1:] and weight.is_contiguous() and shifts:
+        return native_layers.norm(x, weight, bias, eps, centred=True)
     wide = _at_least_float32(x)
     centred = wide - wide.mean(-1, keepdim=True)
     # The mean itself is rounded: of a constant vector far from 0 only this second step leaves exactly nothing.
