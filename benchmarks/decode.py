@@ -2,6 +2,7 @@
 
     python examples/smollm2.py smollm2
     python benchmarks/decode.py smollm2 [--tokens 64] [--dtype bfloat16] [--json decode.json]
+    python benchmarks/decode.py smollm2 --parts     where a token's time goes
     python benchmarks/decode.py smollm2 --load      peak memory of loading and of one token, in a process of its own
 
 Both models read the same files in the same dtype and write the same tokens (asserted before anything is timed), greedy,
@@ -15,12 +16,15 @@ import json
 import resource
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch.nn import functional as F
 
 from regard import models
-from regard.kernels import native
+from regard.kernels import layers, native
+from regard.nn import block as block_module
 
 PROMPT = "The capital of France is"
 
@@ -70,6 +74,37 @@ def race(folder: Path, tokens: int, dtype: torch.dtype, rounds: int) -> dict[str
     }
 
 
+@torch.inference_mode()
+def parts(folder: Path, dtype: torch.dtype, rounds: int) -> dict[str, object]:
+    """Where a token's time goes, in milliseconds: reading the weights, their products, and everything."""
+    model = models.load(folder, dtype=dtype)
+    weights = [p.detach() for p in model.parameters() if p.ndim == 2]
+    rows = {w.shape[1]: torch.randn(1, w.shape[1]).to(dtype) for w in weights}
+    ids = torch.tensor([model.text.encode(PROMPT)])
+
+    def written(step: object) -> None:
+        real, block_module.step = block_module.step, step
+        try:
+            model.generate(ids, 16, end=None)
+        finally:
+            block_module.step = real
+
+    calls: dict[str, Callable[[], object]] = {
+        "sum of all weights": lambda: [w.sum() for w in weights],
+        "products, torch": lambda: [F.linear(rows[w.shape[1]], w) for w in weights],
+        "products, regard": lambda: [layers.linear(rows[w.shape[1]], w) for w in weights],
+        "token, layer by layer": lambda: written(lambda *_: None),
+        "token, block by block": lambda: written(block_module.step),
+    }
+    best = dict.fromkeys(calls, float("inf"))
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            best[name] = min(best[name], (time.perf_counter() - start) * 1e3 / (16 if "token" in name else 1))
+    return {f"{name} ms": round(t, 1) for name, t in best.items()}
+
+
 def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
@@ -78,6 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--load", action="store_true", help="measure memory instead of speed")
+    parser.add_argument("--parts", action="store_true", help="measure where a token's time goes")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
@@ -86,6 +122,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if given.load:
         found = load(given.folder)
+    elif given.parts:
+        found = parts(given.folder, getattr(torch, given.dtype), given.rounds)
     else:
         found = race(given.folder, given.tokens, getattr(torch, given.dtype), given.rounds)
     found |= {"dtype": given.dtype, "threads": torch.get_num_threads(), "torch": torch.__version__}

@@ -16,6 +16,7 @@ PACKAGE = ROOT / "src" / "regard"
 
 LAYERS = (
     "shapes",
+    "files",
     "values",
     "scores",
     "observables",

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from regard.files import renamed
 from regard.models.config import Config
 
 __all__ = ["Folder", "some", "write_folder"]
@@ -133,32 +132,13 @@ def write_folder(
     if (folder / INDEX).exists():
         raise FileExistsError(f"{folder} holds a model in several files ({INDEX}); save into another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    with _renamed(folder / WEIGHTS) as temporary:
+    with renamed(folder / WEIGHTS) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
     text = json.dumps(dict(config), indent=2, ensure_ascii=False) + "\n"
     for name, content in {**beside, "config.json": text.encode()}.items():
         (folder / name).parent.mkdir(exist_ok=True)
-        with _renamed(folder / name) as temporary:
+        with renamed(folder / name) as temporary:
             temporary.write_bytes(content)
-
-
-@contextmanager
-def _renamed(file: Path) -> Iterator[Path]:
-    """A temporary file beside ``file`` that takes its name once it is whole."""
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-    except OSError as error:
-        raise type(error)(f"{file} cannot be written: {error.strerror}") from None
-    os.close(handle)
-    try:
-        yield Path(name)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # mkstemp makes files that nobody else can read
-        os.replace(name, file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def some(names: list[str], most: int = 3) -> str:

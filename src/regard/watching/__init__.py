@@ -2,6 +2,7 @@
 
 from regard.watching import huggingface
 from regard.watching.seen import Seen
+from regard.watching.seen import open_recording as open
 from regard.watching.watch import watch
 
-__all__ = ["Seen", "huggingface", "watch"]
+__all__ = ["Seen", "huggingface", "open", "watch"]

@@ -22,7 +22,7 @@ class Recorder:
     """What to observe, at which module paths, and what was seen there."""
 
     def __init__(self, model: nn.Module, observe: Observe, layers: Layers) -> None:
-        self.observe, self.seen = observe, Seen()
+        self.observe, self.seen = observe, Seen(model=type(model).__name__)
         self.paths = {module: path for path, module in model.named_modules()}
         self._layers = layers
         self._reached: set[str] = set()

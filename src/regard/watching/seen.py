@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 
 from regard.observables import ROW_VALUES, Observation
+from regard.watching import recording
 
-__all__ = ["Seen"]
+__all__ = ["Seen", "open_recording"]
 
 
 class Seen(Mapping[str, Observation]):
@@ -24,8 +26,18 @@ class Seen(Mapping[str, Observation]):
     out). Calls that do neither merge what can be merged: see ``Observation.merge``.
     """
 
-    def __init__(self) -> None:
-        self.calls: dict[str, list[Observation]] = {}
+    def __init__(self, calls: dict[str, list[Observation]] | None = None, **about: Any) -> None:
+        self.calls: dict[str, list[Observation]] = {} if calls is None else calls
+        self.about: dict[str, Any] = about  # what the recording is of: model, tokens
+
+    def save(self, folder: str | os.PathLike[str], *, tokens: Sequence[str] | None = None, **about: Any) -> None:
+        """Write a folder that ``regard.watching.open`` reads back; see ``recording``.
+
+        ``tokens`` (the words of the input, which are then in the file, readable by all who read it) and anything else
+        that is plain data become part of what it says about itself.
+        """
+        said = self.about | about | ({} if tokens is None else {"tokens": [str(token) for token in tokens]})
+        recording.write(folder, self.calls, said)
 
     def add(self, path: str, observation: Observation) -> None:
         """One more call of a module."""
@@ -102,3 +114,9 @@ def _appended(calls: list[Observation]) -> Observation:
         map_rows=None,
         kept=(),
     )
+
+
+def open_recording(folder: str | os.PathLike[str]) -> Seen:
+    """A recording that ``Seen.save`` wrote; numbers are mapped from the file and read when they are looked at."""
+    calls, about = recording.read(folder)
+    return Seen(calls, **about)

@@ -1,0 +1,30 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["renamed"]
+
+
+@contextmanager
+def renamed(file: Path) -> Iterator[Path]:
+    """A temporary file beside ``file`` that takes its name once it is whole."""
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    except OSError as error:
+        raise type(error)(f"{file} cannot be written: {error.strerror}") from None
+    os.close(handle)
+    try:
+        yield Path(name)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)  # mkstemp makes files that nobody else can read
+        os.replace(name, file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
