@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
+from regard.files import renamed
 from regard.observables import ROW_VALUES, Observation
-from regard.watching import recording
+from regard.watching import recording, table
 
 __all__ = ["Seen", "open_recording"]
 
@@ -43,6 +47,30 @@ class Seen(Mapping[str, Observation]):
         """One more call of a module."""
         self.calls.setdefault(path, []).append(observation)
 
+    def heads(self) -> list[dict[str, Any]]:
+        """One row a head: path, head, counted rows and the means that ``watching.table`` names; plain numbers."""
+        return table.rows(self)
+
+    def table(self, sort: str | None = None, most: int | None = None) -> Table:
+        """The heads as a table for the terminal (``rich.print(seen.table("sink", 10))``)."""
+        return table.as_table(self.heads(), sort, most)
+
+    def to_csv(self, file: str | os.PathLike[str] | None = None) -> str:
+        """The heads as comma-separated text, written to ``file`` where one is given."""
+        return _written(table.as_csv(self.heads()), file)
+
+    def to_json(self, file: str | os.PathLike[str] | None = None) -> str:
+        """The heads as JSON, written to ``file`` where one is given."""
+        return _written(table.as_json(self.heads()), file)
+
+    def to_pandas(self) -> Any:
+        """The heads as a ``pandas.DataFrame``; pandas must be installed."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise ImportError("to_pandas needs pandas, which is not installed; to_csv needs nothing") from None
+        return pandas.DataFrame(self.heads())
+
     def __getitem__(self, path: str) -> Observation:
         try:
             calls = self.calls[path]
@@ -60,6 +88,13 @@ class Seen(Mapping[str, Observation]):
     def __repr__(self) -> str:
         total = sum(map(len, self.calls.values()))
         return f"Seen({len(self.calls)} places, {total} calls)"
+
+
+def _written(text: str, file: str | os.PathLike[str] | None) -> str:
+    if file is not None:
+        with renamed(Path(file)) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return text
 
 
 def _joined(calls: list[Observation]) -> Observation:
