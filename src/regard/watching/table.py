@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from rich import box
 from rich.table import Table
 
 from regard.observables import Observation
@@ -46,15 +47,29 @@ def as_table(heads: Iterable[Mapping[str, Any]], sort: str | None = None, most: 
         if sort not in COLUMNS:
             raise ValueError(f"sort is {sort!r}; there are {', '.join(COLUMNS)}")
         heads.sort(key=lambda row: -math.inf if row[sort] is None else row[sort], reverse=True)
-    table = Table(title=f"{len(heads)} heads" + (f", by {sort}" if sort else ""), title_justify="left")
-    table.add_column("path", overflow="fold")
-    table.add_column("head", justify="right")
-    for name in COLUMNS:
-        table.add_column(name, justify="right")
+    before, after = _shared([row["path"] for row in heads])
+    of = f" of {before}*{after}" if before or after else ""
+    title = f"{len(heads)} heads{of}" + (f", by {sort}" if sort else "")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("place", overflow="fold")
+    for name in ("head", *COLUMNS):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in heads[:most]:
-        numbers = ("–" if row[name] is None else f"{row[name]:.3f}" for name in COLUMNS)
-        table.add_row(row["path"], str(row["head"]), *numbers)
+        numbers = ("–" if row[name] is None else f"{row[name]:.2f}" for name in COLUMNS)
+        table.add_row(row["path"][len(before) : len(row["path"]) - len(after)], str(row["head"]), *numbers)
     return table
+
+
+def _shared(paths: list[str]) -> tuple[str, str]:
+    """What all paths begin and end with, in whole names: said once, it need not be said in every row."""
+    parts = [path.split(".") for path in dict.fromkeys(paths)]
+    if len(parts) < 2:
+        return "", ""
+    shortest = min(map(len, parts)) - 1  # something is left of each
+    first = next((i for i in range(shortest) if len({p[i] for p in parts}) > 1), shortest)
+    last = next((i for i in range(shortest - first) if len({p[-1 - i] for p in parts}) > 1), shortest - first)
+    before, after = ".".join(parts[0][:first]), ".".join(parts[0][len(parts[0]) - last :])
+    return before + "." * bool(before), "." * bool(after) + after
 
 
 def as_csv(heads: Iterable[Mapping[str, Any]]) -> str:
