@@ -47,8 +47,8 @@ def as_table(heads: Iterable[Mapping[str, Any]], sort: str | None = None, most: 
         if sort not in COLUMNS:
             raise ValueError(f"sort is {sort!r}; there are {', '.join(COLUMNS)}")
         heads.sort(key=lambda row: -math.inf if row[sort] is None else row[sort], reverse=True)
-    before, after = _shared([row["path"] for row in heads])
-    of = f" of {before}*{after}" if before or after else ""
+    pattern, places = _shortened([row["path"] for row in heads])
+    of = f" of {pattern}" if pattern else ""
     title = f"{len(heads)} heads{of}" + (f", by {sort}" if sort else "")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("place", overflow="fold")
@@ -56,20 +56,20 @@ def as_table(heads: Iterable[Mapping[str, Any]], sort: str | None = None, most: 
         table.add_column(name, justify="right", no_wrap=True)
     for row in heads[:most]:
         numbers = ("–" if row[name] is None else f"{row[name]:.2f}" for name in COLUMNS)
-        table.add_row(row["path"][len(before) : len(row["path"]) - len(after)], str(row["head"]), *numbers)
+        table.add_row(places[row["path"]], str(row["head"]), *numbers)
     return table
 
 
-def _shared(paths: list[str]) -> tuple[str, str]:
-    """What all paths begin and end with, in whole names: said once, it need not be said in every row."""
-    parts = [path.split(".") for path in dict.fromkeys(paths)]
-    if len(parts) < 2:
-        return "", ""
-    shortest = min(map(len, parts)) - 1  # something is left of each
-    first = next((i for i in range(shortest) if len({p[i] for p in parts}) > 1), shortest)
-    last = next((i for i in range(shortest - first) if len({p[-1 - i] for p in parts}) > 1), shortest - first)
-    before, after = ".".join(parts[0][:first]), ".".join(parts[0][len(parts[0]) - last :])
-    return before + "." * bool(before), "." * bool(after) + after
+def _shortened(paths: list[str]) -> tuple[str, dict[str, str]]:
+    """``*.blocks.*.attention`` and each path's own part of it: what all paths share is said once, in the title."""
+    parts = {path: path.split(".") for path in paths}
+    columns = list(zip(*parts.values(), strict=False))
+    shared = [len(set(names)) == 1 for names in columns]
+    if len(parts) < 2 or len(set(map(len, parts.values()))) != 1 or not any(shared):
+        return "", {path: path for path in paths}
+    pattern = ".".join(names[0] if same else "*" for names, same in zip(columns, shared, strict=True))
+    own = {path: ".".join(x for x, same in zip(p, shared, strict=True) if not same) for path, p in parts.items()}
+    return pattern, own
 
 
 def as_csv(heads: Iterable[Mapping[str, Any]]) -> str:
