@@ -50,7 +50,9 @@ def as_table(heads: Iterable[Mapping[str, Any]], sort: str | None = None, most: 
     pattern, places = _shortened([row["path"] for row in heads])
     of = f" of {pattern}" if pattern else ""
     title = f"{len(heads)} heads{of}" + (f", by {sort}" if sort else "")
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
+    )
     table.add_column("place", overflow="fold")
     for name in ("head", *COLUMNS):
         table.add_column(name, justify="right", no_wrap=True)
