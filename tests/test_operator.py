@@ -196,6 +196,12 @@ def test_a_case_in_which_a_rounded_table_lost_a_digit_of_its_parameters_gradient
     check_float32(build(choice, 11, 0, 7, 1, 2541825))
 
 
+def test_a_case_in_which_tables_made_of_queries_lost_a_digit() -> None:
+    choice = dict.fromkeys(CHOICES, "none") | {"bias": "grid-q", "scale": "small", "heads": "many"}
+    choice |= {"batch": "one", "layout": "expanded", "values": "large"}
+    check_float32(build(choice, 1, 17, 3, 2, 789051))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("n, m", [(64, 64), (17, 63), (128, 257)])
 def test_error_is_within_twice_torchs_own(middle_tiles, dtype: torch.dtype, n: int, m: int) -> None:

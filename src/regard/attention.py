@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from regard.kept import KeptCall
 from regard.kernels import ops
 from regard.kernels.choose import choose
-from regard.kernels.tiles import result_dtype
+from regard.kernels.tiles import result_dtype, working_dtype
 from regard.masks import Causal, Dense, Mask
 from regard.observables import Observation, Observe
 from regard.scores import Bias, RelativeTerm, Scores, row_bounds
@@ -134,7 +134,8 @@ def attention(
     beta, cap, drop = _numbers(shape, scale, softcap, sinks, dropout)
     q4, k4, v4 = flatten_batch(q, shape.batch), flatten_batch(k, shape.batch), flatten_batch(v, shape.batch)
     lo, hi, see = _lower_mask(mask, shape, q.device)
-    added, terms = _lower_bias(bias, q4, shape)
+    # The reference computes in float64 on a CPU, and so do then the tables that a bias makes of q.
+    added, terms = _lower_bias(bias, q4 if chosen == "native" else q4.to(working_dtype(q4)), shape)
     seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device=q.device) if drop > 0 else None
     sinks = None if sinks is None else sinks.to(q.device)
     scores = Scores(beta, cap, lo, hi, see, added, terms, sinks, drop, seed)
