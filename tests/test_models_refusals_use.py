@@ -71,6 +71,7 @@ def test_one_warning_beyond_the_trained_length(written: dict[str, Path]) -> None
         assert [str(w.message) for w in caught] == [
             f"this model was trained on up to 16 tokens and now reads {tokens}; expect worse text"
         ]
+        assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -157,9 +158,8 @@ class Writer(Model):
         """After all that is refused: say that less is written than asked for, or that it is read untrained."""
         n = given.ids.shape[1] if self.pads == "left" else 0
         if reach < length:
-            warnings.warn(
-                f"this model has learned positions for {self.longest} tokens: it writes {reach} after a prompt of {n}",
-                stacklevel=4,
+            _warn(
+                f"this model has learned positions for {self.longest} tokens: it writes {reach} after a prompt of {n}"
             )
         self._warn_of_settings()
 
@@ -175,16 +175,20 @@ class Writer(Model):
         other = [f"{name}={self.generation[name]}" for name, x in usual.items() if self.generation.get(name, x) != x]
         if other and not self._warned_of_settings:
             self._warned_of_settings = True
-            warnings.warn(f"generation_config.json asks for {', '.join(other)}, which is not done here", stacklevel=5)
+            _warn(f"generation_config.json asks for {', '.join(other)}, which is not done here")
 
     def warn_beyond(self, tokens: int) -> None:
         """Say once that a model reads further than it was trained."""
         if self.trained is not None and tokens > self.trained and not self._warned:
             self._warned = True
-            warnings.warn(
-                f"this model was trained on up to {self.trained} tokens and now reads {tokens}; expect worse text",
-                stacklevel=5,
-            )
+            _warn(f"this model was trained on up to {self.trained} tokens and now reads {tokens}; expect worse text")
+
+    def words(self) -> Tokens:
+        """The vocabulary with its head; a model without one is refused."""
+        tokens = self.decoder.tokens
+        if tokens is None or (tokens.head is None and not tokens.tied):
+            raise ValueError(f"{self.config.architecture or 'this model'} has no head: it gives vectors, not tokens")
+        return tokens
 
     def _ends(self, end: End) -> tuple[int, ...]:
         if end is None:
@@ -240,6 +244,14 @@ class Writer(Model):
             ids[i, where] = torch.tensor(row, device=self.device)
             real[i, where] = True
         return Given(ids, None if bool(real.all()) else real, text)
+
+
+def _warn(message: str) -> None:
+    """A warning at the line of whoever called us, however deep we are and whatever lies between (torch's modules)."""
+    frame, level = sys._getframe(1), 2  # a level of 2 is our caller
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("regard", "torch"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 def _until(ids: list[int], ends: tuple[int, ...]) -> list[int]:

@@ -15,7 +15,7 @@ from regard.values import value
 
 __all__ = ["DynamicRotary", "LongRotary", "rotary"]
 
-BASES = {"llama": 10000.0, "mistral": 10000.0, "qwen2": 10000.0, "qwen3": 10000.0}
+BASE = 10000.0  # where a config names none
 
 
 def rotary(config: Config, d_key: int) -> Rotary:
@@ -23,7 +23,7 @@ def rotary(config: Config, d_key: int) -> Rotary:
     entries = Config(config.part("rope_scaling") or config.part("rope_parameters"))
     if any(isinstance(x, dict) for x in entries.values()):
         raise ValueError("config.json: rope_parameters differ from layer to layer; only one for all layers is read")
-    base = entries.real("rope_theta", config.real("rope_theta", BASES[config.kind]))
+    base = entries.real("rope_theta", config.real("rope_theta", BASE))
     part = entries.real("partial_rotary_factor", config.real("partial_rotary_factor", 1.0))
     if part != 1:
         raise ValueError(f"config.json: partial_rotary_factor is {part:g}; only 1 is read for {config.kind}")

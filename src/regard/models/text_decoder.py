@@ -60,9 +60,7 @@ class TextDecoder(Writer):
         return named("decoder", self.decoder.hidden(ids, padding=padding, at=at, cache=cache, observe=observe))
 
     def reader(self, given: Given, room: int, cached: bool) -> tuple[Read, Tensor]:
-        tokens = self.decoder.tokens
-        if tokens is None or (tokens.head is None and not tokens.tied):
-            raise ValueError(f"{self.config.architecture or 'this model'} has no head: it gives vectors, not tokens")
+        tokens = self.words()
         cache = self.new_cache(room) if cached else None
         real, before = given.real, given.ids[:, :0]
 

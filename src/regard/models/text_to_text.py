@@ -31,9 +31,7 @@ class TextToText(Writer, EncoderDecoder):
         self.encoder, self.decoder = both.encoder, both.decoder
 
     def reader(self, given: Given, room: int, cached: bool) -> tuple[Read, Tensor]:
-        tokens = self.decoder.tokens
-        if tokens is None or (tokens.head is None and not tokens.tied):
-            raise ValueError(f"{self.config.architecture or 'this model'} has no head: it gives vectors, not tokens")
+        tokens = self.words()
         with torch.inference_mode():
             context = self.encode(given.ids, padding=given.real)
         assert isinstance(context, Tensor)
