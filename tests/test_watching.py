@@ -19,6 +19,7 @@ import regard
 from regard import Observe, watch
 from regard.models import load
 from regard.nn import Encoder, EncoderDecoder
+from regard.nn.multihead import visits
 from regard.watching import huggingface
 
 G = 4
@@ -187,9 +188,9 @@ def test_our_models(tmp_path: Path) -> None:
 def test_layers_that_are_not_wanted_run_as_always() -> None:
     model = Encoder(12, heads=3, layers=3)
     with torch.no_grad(), watch(model, layers="blocks.1.*") as seen:
-        assert not model.blocks[0].attention._forward_hooks and model.blocks[1].attention._forward_hooks
+        assert model.blocks[0].attention not in visits and model.blocks[1].attention in visits
         model(torch.randn(1, 5, 12))
-    assert list(seen) == ["blocks.1.attention"] and not model.blocks[1].attention._forward_hooks
+    assert list(seen) == ["blocks.1.attention"] and not visits
     with torch.no_grad(), watch(model, layers=lambda path: path.startswith("blocks.2")) as seen:
         model(torch.randn(1, 5, 12))
     assert list(seen) == ["blocks.2.attention"]
@@ -293,7 +294,7 @@ def test_everything_is_put_back_when_something_raises() -> None:
     for model in (make("LlamaForCausalLM", LLAMA), Encoder(12, heads=3, layers=1), Odd()):
         with pytest.raises(RuntimeError, match="mine"), watch(model):
             raise RuntimeError("mine")
-        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+        assert not any(m._forward_hooks or m._forward_pre_hooks or m in visits for m in model.modules())
     assert make("LlamaForCausalLM", LLAMA).config._attn_implementation == "sdpa"
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from regard.kept import KeptCall
-from regard.kernels import ops
+from regard.kernels import ops, some_heads
 from regard.kernels.choose import choose
 from regard.kernels.tiles import result_dtype, working_dtype
 from regard.masks import Causal, Dense, Mask
@@ -146,8 +146,13 @@ def attention(
         raise TypeError(f"observe must be a regard.Observe, got {type(observe).__name__}")
     real = _real_queries(observe, mask, shape, q.device)
     spec = ops.encode(observe, offset_of(shape.n, shape.m, observe.offset))
-    out, high, total, *values = ops.run_observed(q4, k4, v4, scores, chosen, real, spec)
-    kept = (KeptCall(q4.detach(), k4.detach(), scores.detach()),) if observe.keep else ()
+    if observe.heads is None:
+        out, high, total, *values = ops.run_observed(q4, k4, v4, scores, chosen, real, spec)
+        looked_at = (q4, k4, scores.detach())
+    else:
+        out, high, total, *values = some_heads.run(q4, k4, v4, scores, chosen, real, spec, observe)
+        looked_at = some_heads.of(observe.heads, q4, k4, scores.detach())
+    kept = (KeptCall(looked_at[0].detach(), looked_at[1].detach(), looked_at[2]),) if observe.keep else ()
     seen = Observation(
         observe=replace(observe, queries=None),
         n=shape.n,

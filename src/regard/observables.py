@@ -53,7 +53,8 @@ class Observe:
     positions as cells of an image, the last height·width keys; tokens before it (a class token) stand nowhere.
     ``offset`` as in masks. ``queries``: the real query rows, lengths ``[B]`` or bool ``[B, n]``; without it a
     ``Padding`` in the mask serves where n = m. ``keep=True`` holds q and k (as they
-    are, not copied: do not change them in place) and each row's sums, for exact weights later.
+    are, not copied: do not change them in place) and each row's sums, for exact weights later. ``heads``: only these
+    are measured, the others run at full speed; results have them in this order.
 
     >>> Observe(map=8, top=2).map
     8
@@ -69,8 +70,14 @@ class Observe:
     offset: int | None = None
     queries: Tensor | Sequence[int] | None = None
     keep: bool = False
+    heads: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.heads is not None:
+            if not isinstance(self.heads, tuple) or not self.heads or len(set(self.heads)) != len(self.heads):
+                raise ValueError(f"Observe heads must be a tuple of different numbers, e.g. (0, 3), got {self.heads!r}")
+            for head in self.heads:
+                integer("Observe heads", head, most=LARGEST)
         for name in ("map", "top", "sink", "local"):
             integer(f"Observe {name}", getattr(self, name), most=LARGEST)
         if self.offset is not None:
@@ -127,7 +134,8 @@ class Observation:
     """What was measured of one or more calls; the names and shapes are in the module's docstring.
 
     ``counted [B, H, n]``: the rows that count; ``rows [H]`` how many; ``map_rows [H, g]`` and ``profile_rows`` how many
-    went into each bin. After merging calls of unequal n or m the row values, n and m are None.
+    went into each bin. After merging calls of unequal n or m the row values, n and m are None. ``value_norm [B, H, m]``
+    is ‖v_j W_O‖, how much of key j's value a head can move: ``regard.watch`` fills it in, the operator knows no W_O.
     """
 
     observe: Observe
@@ -151,7 +159,21 @@ class Observation:
     profile_rows: Tensor | None = None
     top: Tensor | None = None
     top_at: Tensor | None = None
+    value_norm: Tensor | None = None
     kept: tuple[Kept, ...] = ()
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The numbers of the heads that were measured, in the order of all values."""
+        return tuple(range(self.rows.shape[0])) if self.observe.heads is None else self.observe.heads
+
+    def at(self, head: int) -> int:
+        """Where the values of a head stand."""
+        integer("head", head)
+        if head not in self.heads:
+            known = ", ".join(map(str, self.heads)) if self.observe.heads else f"0 … {len(self.heads) - 1}"
+            raise ValueError(f"head is {head}; this observation has heads {known}")
+        return self.heads.index(head)
 
     def __repr__(self) -> str:
         """Names and shapes, not the numbers: there may be millions."""
@@ -195,8 +217,8 @@ class Observation:
 
     def weights(self, head: int, rows: Where = None, keys: Where = None, *, batch: int = 0) -> Tensor:
         """The exact weights ``A[rows, keys]`` of one head, computed now from q and k. None is all of them."""
-        call, batch = self._call(head, batch)
-        return call.weights(batch, head, rows, keys)
+        call, entry = self._call(batch)
+        return call.weights(entry, self.at(head), rows, keys)
 
     def tile(self, head: int, rows: Where = None, keys: Where = None, size: int = 64, *, batch: int = 0) -> Tensor:
         """A region pooled to at most ``size × size`` as in ``map``: rows by mean, keys by sum.
@@ -205,17 +227,23 @@ class Observation:
         (padding) are left out, as in ``map``; a row of cells made of such rows alone is 0.
         """
         integer("size", size, least=1)
-        call, entry = self._call(head, batch)
+        call, entry = self._call(batch)
         if self.counted is None:
             raise ValueError("calls of unequal n were merged: ask the separate observations for tiles")
-        return call.tile(entry, head, rows, keys, size, self.counted[batch, head])
+        return call.tile(entry, self.at(head), rows, keys, size, self.counted[batch, self.at(head)])
 
-    def _call(self, head: int, batch: int) -> tuple[Kept, int]:
+    def moved(self, head: int, rows: Where = None, keys: Where = None, *, batch: int = 0) -> Tensor:
+        """``A_ij ‖v_j W_O‖``: weights times how much there is to move, which weights alone do not tell."""
+        if self.value_norm is None:
+            raise ValueError("the values' norms were not taken; watch with regard.watch(model, observe, values=True)")
+        weights = self.weights(head, rows, keys, batch=batch)
+        norms = self.value_norm[batch, self.at(head)]
+        return weights * (norms if keys is None else norms[_places(keys)]).to(weights.dtype)
+
+    def _call(self, batch: int) -> tuple[Kept, int]:
         if not self.kept:
             raise ValueError("weights need q and k, which were not kept; observe with Observe(keep=True)")
-        total, heads = sum(call.batches for call in self.kept), self.rows.shape[0]
-        if not 0 <= integer("head", head) < heads:
-            raise ValueError(f"head is {head}; this observation has heads 0 … {heads - 1}")
+        total = sum(call.batches for call in self.kept)
         if not 0 <= integer("batch", batch) < total:
             raise ValueError(f"batch is {batch}; this observation has batch entries 0 … {total - 1}")
         for call in self.kept:
@@ -223,6 +251,13 @@ class Observation:
                 return call, batch
             batch -= call.batches
         raise AssertionError("unreachable: batch was checked against the total")
+
+
+def _places(keys: Where) -> int | slice | Tensor:
+    """Keys as a tensor's index that keeps their dimension."""
+    if isinstance(keys, int):
+        return slice(keys, keys + 1 or None)
+    return keys if isinstance(keys, slice) else torch.as_tensor(list(keys))  # type: ignore[arg-type]
 
 
 def _merge(a: Observation, b: Observation) -> Observation:
@@ -247,7 +282,7 @@ def _merge(a: Observation, b: Observation) -> Observation:
     def add(x: Tensor | None, y: Tensor | None) -> Tensor | None:
         return None if x is None or y is None else x + y
 
-    joined: dict[str, Any] = {name: join(name) for name in (*ROW_VALUES, "counted", "top", "top_at")}
+    joined: dict[str, Any] = {name: join(name) for name in (*ROW_VALUES, "counted", "top", "top_at", "value_norm")}
 
     return replace(
         a,

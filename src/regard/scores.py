@@ -251,17 +251,31 @@ class Scores:
         """The same options for one head of one batch entry."""
 
         def one(x: Tensor) -> Tensor:
-            x = x[batch : batch + 1] if x.shape[0] > 1 else x
-            return x[:, head : head + 1] if x.ndim == 4 and x.shape[1] > 1 else x
+            return x[batch : batch + 1] if x.shape[0] > 1 else x
+
+        chosen = self.of_heads([head])
+        return replace(
+            chosen,
+            lo=None if self.lo is None else one(self.lo),
+            hi=None if self.hi is None else one(self.hi),
+            mask=None if chosen.mask is None else one(chosen.mask),
+            bias=None if chosen.bias is None else one(chosen.bias),
+            terms=tuple(replace(t, table=one(t.table)) for t in chosen.terms),
+        )
+
+    def of_heads(self, heads: list[int]) -> Scores:
+        """The same options for some heads, in this order; dropout hashes a head's number and would change."""
+        assert self.dropout == 0
+
+        def some(x: Tensor) -> Tensor:
+            return x[:, heads] if x.shape[1] > 1 else x
 
         return replace(
             self,
-            lo=None if self.lo is None else one(self.lo),
-            hi=None if self.hi is None else one(self.hi),
-            mask=None if self.mask is None else one(self.mask),
-            bias=None if self.bias is None else one(self.bias),
-            terms=tuple(replace(t, table=one(t.table)) for t in self.terms),
-            sinks=None if self.sinks is None else self.sinks[head : head + 1],
+            mask=None if self.mask is None else some(self.mask),
+            bias=None if self.bias is None else some(self.bias),
+            terms=tuple(replace(t, table=some(t.table)) for t in self.terms),
+            sinks=None if self.sinks is None else self.sinks[heads],
         )
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +29,11 @@ from regard.shapes import check_tensor, integer, number
 __all__ = ["MultiHeadAttention", "Position"]
 
 Position = Rotary | Bias
+
+
+# What computes attention in place of the operator in layers that somebody looks on (regard.watching). It is not an
+# attribute of the layer, so that copies of a layer are not looked on.
+visits: weakref.WeakKeyDictionary[nn.Module, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
 
 class MultiHeadAttention(nn.Module):
@@ -155,19 +163,21 @@ class MultiHeadAttention(nn.Module):
             q_BHND, k_BGMD, v_BGME = self._project(x, context, cache, at)
             if observe is not None:
                 observe, k_BGMD = self._ready_to_observe(observe, x, context, k_BGMD, cache)
-            result = attention(
-                q_BHND,
-                k_BGMD,
-                v_BGME,
-                mask=self._with_own_mask(mask),
-                bias=self.position if isinstance(self.position, Bias) else None,
-                scale=self.scale if scale is None else scale,
-                softcap=self.softcap,
-                sinks=self.sinks,
-                dropout=self.dropout if self.training else 0.0,
-                observe=observe,
-                backend=self.backend,
-            )
+            call: dict[str, Any] = {
+                "mask": self._with_own_mask(mask),
+                "bias": self.position if isinstance(self.position, Bias) else None,
+                "scale": self.scale if scale is None else scale,
+                "softcap": self.softcap,
+                "sinks": self.sinks,
+                "dropout": self.dropout if self.training else 0.0,
+                "observe": observe,
+                "backend": self.backend,
+            }
+            visit = visits.get(self) if visits else None
+            if visit is not None:
+                result = visit(self, q_BHND, k_BGMD, v_BGME, cross=context is not None, **call)
+            else:
+                result = attention(q_BHND, k_BGMD, v_BGME, **call)
             if isinstance(result, Tensor):
                 return self.out_proj(_join(result))
             heads_BHNE, observation = result

@@ -20,7 +20,7 @@ from regard.masks import Window
 from regard.nn.feedforward import ACTIVATIONS as PHI
 from regard.nn.feedforward import FeedForward
 from regard.nn.linear import Linear, hooked
-from regard.nn.multihead import MultiHeadAttention
+from regard.nn.multihead import MultiHeadAttention, visits
 from regard.nn.norm import LayerNorm, RMSNorm
 from regard.positions import Rotary
 
@@ -56,7 +56,7 @@ def looks(block: Block) -> tuple[Any, ...] | None:
     attention, feedforward = block.attention, block.feedforward
     if type(attention) is not MultiHeadAttention or type(feedforward) is not FeedForward:
         return None
-    if block.training or attention.training or feedforward.training:
+    if block.training or attention.training or feedforward.training or attention in visits:
         return None
     found: list[Any] = [block.order, attention.position, attention.mask, attention.scale, attention.softcap]
     found += [attention.backend, feedforward.phi, feedforward.activation, attention.sinks is None]

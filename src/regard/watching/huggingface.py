@@ -16,15 +16,16 @@ from torch import Tensor, nn
 
 from regard.attention import attention
 from regard.masks import Causal, Dense, Mask, Padding, Segments, Window
-from regard.watching.recorder import Recorder, first
+from regard.observables import Observation
+from regard.watching.visitor import Visitor, attended
 
 __all__ = ["NAME", "install", "switched", "use"]
 
 NAME = "regard"
 TOLERANCE = 1e-3  # of the largest output; a mask that is ignored changes outputs by far more
 
-_watched: weakref.WeakKeyDictionary[nn.Module, Recorder] = weakref.WeakKeyDictionary()
-_reached: list[nn.Module] = []
+_watched: weakref.WeakKeyDictionary[nn.Module, list[Visitor]] = weakref.WeakKeyDictionary()
+_reached: list[bool] = []  # whether `attend` ran since `use` began
 
 
 def install() -> None:
@@ -71,19 +72,22 @@ def use(model: Any, *inputs: Any, **named: Any) -> Any:
 
 
 @contextmanager
-def switched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Within: every ``transformers`` model inside ``model`` runs on our attention, and wanted modules are observed."""
+def switched(visitor: Visitor) -> Iterator[None]:
+    """Within: every ``transformers`` model in there runs on our attention, and wanted modules are visited."""
+    model = visitor.model
     parts = [module for module in model.modules() if is_pretrained(module)]
     kinds = [kind for part in parts for kind in _implementations(part)]
     for part in parts:
         _switch(part)
-    for module in model.modules():
-        _watched[module] = recorder
+    for module in visitor.paths:
+        _watched.setdefault(module, []).append(visitor)
     try:
         yield
     finally:
-        for module in model.modules():
-            _watched.pop(module, None)
+        for module in visitor.paths:
+            _watched[module].remove(visitor)
+            if not _watched[module]:
+                del _watched[module]
         _restore(kinds)
 
 
@@ -108,7 +112,9 @@ def attend(
 
     Order of operations there and here: scaling, softcap, position bias, mask, softmax with sinks.
     """
-    _reached.append(module)
+    if not _reached:
+        _reached.append(True)
+    key, value = _written(module, query, key, value, attention_mask)
     mask, bias = _lowered(module, query, key, attention_mask, options)
     call: dict[str, Any] = {
         "mask": mask,
@@ -118,15 +124,31 @@ def attend(
         "sinks": options.get("s_aux"),
         "dropout": dropout if module.training else 0.0,
     }
-    recorder = _watched.get(module)
-    if recorder is None or not recorder.wants(recorder.paths[module]):
-        out = attention(query, key, value, **call)
-        assert isinstance(out, Tensor)
-        return out.transpose(1, 2).contiguous(), None
-    path = recorder.paths[module]
-    out, observation = first(attention(query, key, value, **call, observe=recorder.spec(path, query.shape[-2])))
-    recorder.add(path, observation)
+    if _watched:
+        out, observation = _look(module, query, key, value, **call)
+    else:
+        out, observation = attention(query, key, value, **call), None
     return out.transpose(1, 2).contiguous(), observation
+
+
+@torch.compiler.disable
+def _look(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **call: Any
+) -> tuple[Tensor, Observation | None]:
+    """Those who look on at a module; a compiled model steps out of its graph for them."""
+    return attended(
+        [(visitor, visitor.paths[module]) for visitor in _watched.get(module, ())], query, key, value, **call
+    )
+
+
+def _written(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> tuple[Tensor, Tensor]:
+    """Without the end of a static cache, which nobody sees yet: a query then stands where it stands in the text."""
+    n, m = query.shape[-2], key.shape[-2]
+    if n == m or not getattr(module, "is_causal", False) or not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        return key, value
+    seen = mask[..., :m].reshape(-1, m).any(0).nonzero()
+    end = max(n, int(seen[-1]) + 1) if len(seen) else m
+    return key[..., :end, :], value[..., :end, :]
 
 
 def _lowered(
@@ -163,7 +185,11 @@ def make_mask(
 
     function = theirs.causal_mask_function if mask_function is None else mask_function
     known = None
-    if isinstance(q_offset, int) and not options.get("use_vmap"):
+    # Queries that end before the keys do: the first call of a static cache, and `generate` wants a tensor there.
+    static = function is not theirs.bidirectional_mask_function and (
+        not isinstance(q_offset, int) or q_offset + q_length < kv_offset + kv_length
+    )
+    if not static and isinstance(q_offset, int) and not options.get("use_vmap"):
         known = _pattern(function, q_offset - kv_offset, q_length, kv_length)
     if known is None:
         dense = options | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}

@@ -6,6 +6,7 @@ import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,24 +14,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from regard.attention import attention
 from regard.masks import Causal, Dense, Mask
-from regard.watching.recorder import Recorder, first
+from regard.watching.visitor import Visitor, attended
 
 __all__ = ["intercepted"]
 
+_patching = threading.RLock()  # one thread at a time replaces torch's function, or the last puts back the other's
+_modes = threading.local()  # those of this thread, in the order they began; the last acts for all
 _MHA = inspect.signature(F.multi_head_attention_forward)
 
 
 @contextmanager
-def intercepted(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Within: every attention call of torch inside ``model`` that is wanted is observed, under its module's path."""
+def intercepted(visitor: Visitor) -> Iterator[None]:
+    """Within: the visitor is called at every wanted attention call of torch in its model, by its module's path."""
+    model = visitor.model
     with ExitStack() as stack:
-        places = _Places(model, recorder.paths, stack)
+        places = _Places(model, visitor.paths, stack)
         for module in model.modules():
             if isinstance(module, nn.TransformerEncoder):
                 stack.callback(module.register_forward_hook(_zeros_stay_zeros, with_kwargs=True).remove)
-        stack.enter_context(_Mode(recorder, places))
+        stack.enter_context(_Mode(visitor, places))
         yield
 
 
@@ -57,37 +60,44 @@ class _Places:
 
 
 class _Mode(TorchFunctionMode):
-    def __init__(self, recorder: Recorder, places: _Places) -> None:
+    def __init__(self, visitor: Visitor, places: _Places) -> None:
         super().__init__()
-        self.recorder, self.places = recorder, places
+        self.visitor, self.places = visitor, places
+
+    def __enter__(self) -> Any:
+        _active().append(self)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        _active().remove(self)
+        super().__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        path = self.places.now
-        if func is F.multi_head_attention_forward and path is not None:
-            return self._multi_head(func, args, kwargs)
-        if func is F.scaled_dot_product_attention and path is not None and self.recorder.wants(path):
-            return self._attend(path, *args, **kwargs)
+        if self is _active()[-1]:
+            if func is F.multi_head_attention_forward and _here():
+                return self._multi_head(func, args, kwargs)
+            if func is F.scaled_dot_product_attention and _here():
+                return _attend(None, *args, **kwargs)
         return func(*args, **kwargs)
 
     def _multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Torch's own result; its attention is seen where it calls the fused one, or beside it where it would not."""
         given = _MHA.bind(*args, **kwargs)
         given.apply_defaults()
-        with self._seeing_inside():
+        with _patching, self._seeing_inside(_rows(given.arguments)):
             seen = func(**{**given.arguments, "need_weights": False})
         return func(*args, **kwargs) if given.arguments["need_weights"] else seen
 
     @contextmanager
-    def _seeing_inside(self) -> Iterator[None]:
+    def _seeing_inside(self, rows: _Rows) -> Iterator[None]:
         """A mode is off while it handles a call: what that call looks up by name is replaced, for this thread."""
         real, here = F.scaled_dot_product_attention, threading.get_ident()
 
         def attend(*args: Any, **kwargs: Any) -> Tensor:
-            path = self.places.now if threading.get_ident() == here else None
-            if path is None or not self.recorder.wants(path):
+            if threading.get_ident() != here or not _here():
                 return real(*args, **kwargs)
-            return self._attend(path, *args, **kwargs)
+            return _attend(rows, *args, **kwargs)
 
         F.scaled_dot_product_attention = attend
         try:
@@ -95,34 +105,63 @@ class _Mode(TorchFunctionMode):
         finally:
             F.scaled_dot_product_attention = real
 
-    def _attend(
-        self,
-        path: str,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        mask: Mask | None = Causal(offset=0) if is_causal else None
-        bias = None
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            mask = Dense(attn_mask)
-        elif attn_mask is not None:
-            bias = attn_mask
-        q, k, v = query, key, value
-        if q.ndim == 3:  # torch takes [B, n, d] too; a head of one
-            q, k, v = (x.unsqueeze(-3) for x in (q, k, v))
-            bias = bias if bias is None or bias.ndim < 3 else bias.unsqueeze(-3)
-            mask = Dense(mask.see.unsqueeze(-3)) if isinstance(mask, Dense) and mask.see.ndim >= 3 else mask
-        spec = self.recorder.spec(path, q.shape[-2])
-        result = attention(q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout_p, observe=spec)
-        out, observation = first(result)
-        self.recorder.add(path, observation)
-        return out.squeeze(-3) if query.ndim == 3 else out
+
+def _active() -> list[_Mode]:
+    if not hasattr(_modes, "all"):
+        _modes.all = []
+    found: list[_Mode] = _modes.all
+    return found
+
+
+def _here() -> list[tuple[Visitor, str]]:
+    """Those who look on at the module that is running, with its path for each."""
+    found = [(mode.visitor, mode.places.now) for mode in _active()]
+    return [(visitor, path) for visitor, path in found if path is not None and visitor.wants(path)]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What ``nn.MultiheadAttention`` knows of its queries, and its inner call does not."""
+
+    cross: bool
+    real: Tensor | None
+
+
+def _rows(given: dict[str, Any]) -> _Rows:
+    cross, padding = given["query"] is not given["key"], given["key_padding_mask"]
+    if cross or padding is None:
+        return _Rows(cross, None)
+    return _Rows(cross, ~padding if padding.dtype == torch.bool else padding != float("-inf"))
+
+
+def _attend(
+    rows: _Rows | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """``F.scaled_dot_product_attention`` before all who look on here."""
+    mask: Mask | None = Causal(offset=0) if is_causal else None
+    bias = None
+    if attn_mask is not None and is_causal:
+        raise RuntimeError("attn_mask and is_causal=True were both given; torch takes one of them")
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        mask = Dense(attn_mask)
+    elif attn_mask is not None:
+        bias = attn_mask
+    q, k, v = query, key, value
+    if q.ndim == 3:  # torch takes [B, n, d] too; a head of one
+        q, k, v = (x.unsqueeze(-3) for x in (q, k, v))
+        bias = bias if bias is None or bias.ndim < 3 else bias.unsqueeze(-3)
+        mask = Dense(mask.see.unsqueeze(-3)) if isinstance(mask, Dense) and mask.see.ndim >= 3 else mask
+    known = {} if rows is None else {"cross": rows.cross, "queries": rows.real}
+    out, _ = attended(_here(), q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout_p, **known)
+    return out.squeeze(-3) if query.ndim == 3 else out
 
 
 def _zeros_stay_zeros(encoder: nn.TransformerEncoder, args: Any, kwargs: Any, out: Tensor) -> Tensor:

@@ -1,54 +1,62 @@
-"""Our own layers: each ``MultiHeadAttention`` observes itself when it is asked to."""
+"""Our own layers: each ``MultiHeadAttention`` lets those who look on compute its attention."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor
 
-from regard.nn import MultiHeadAttention
-from regard.observables import Observe
-from regard.watching.recorder import Recorder, first
+from regard.nn.multihead import MultiHeadAttention, visits
+from regard.observables import Observation
+from regard.watching.visitor import Visitor, attended
 
 __all__ = ["asked"]
 
+_visitors: weakref.WeakKeyDictionary[MultiHeadAttention, list[Visitor]] = weakref.WeakKeyDictionary()
+
 
 @contextmanager
-def asked(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Within: every wanted layer is called with ``observe``, and what it saw is taken from its result.
-
-    Layers that are not wanted are left as they are, and run at full speed.
-    """
-    asked_for: dict[str, Observe] = {}
-    with ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(module, MultiHeadAttention) and recorder.wants(recorder.paths[module]):
-                path = recorder.paths[module]
-                before = module.register_forward_pre_hook(_asking(recorder, path, asked_for), with_kwargs=True)
-                after = module.register_forward_hook(_taking(recorder, path, asked_for), with_kwargs=True)
-                stack.callback(before.remove)
-                stack.callback(after.remove)
+def asked(visitor: Visitor) -> Iterator[None]:
+    """Within: every wanted layer asks the visitor. Others are left as they are, and run at full speed."""
+    layers = [
+        x for x in visitor.model.modules() if isinstance(x, MultiHeadAttention) and visitor.wants(visitor.paths[x])
+    ]
+    for layer in layers:
+        _visitors.setdefault(layer, []).append(visitor)
+        visits[layer] = _attend
+    try:
         yield
+    finally:
+        for layer in layers:
+            _visitors[layer].remove(visitor)
+            if not _visitors[layer]:
+                del _visitors[layer], visits[layer]
 
 
-def _asking(recorder: Recorder, path: str, asked_for: dict[str, Observe]) -> Any:
-    def ask(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if kwargs.get("observe") is not None or not recorder.wants(path):
-            return None
-        asked_for[path] = recorder.spec(path, (args[0] if args else kwargs["x"]).shape[-2])
-        return args, kwargs | {"observe": asked_for[path]}
+def _attend(
+    layer: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor, **call: Any
+) -> Tensor | tuple[Tensor, Observation]:
+    """What the layer returns in place of the operator: a pair if its caller asked for an observation, as always."""
+    observe = call.pop("observe")
+    visitors = [(visitor, visitor.paths[layer]) for visitor in _visitors[layer]]
+    if observe is None:
+        return attended(visitors, q, k, v, **call)[0]
+    caller = _Caller(observe)
+    out, _ = attended([(caller, ""), *visitors], q, k, v, **call)
+    return out, caller.seen
 
-    return ask
 
+class _Caller(Visitor):
+    """Whoever called the layer with ``observe``."""
 
-def _taking(recorder: Recorder, path: str, asked_for: dict[str, Observe]) -> Any:
-    def take(module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
-        if asked_for.pop(path, None) is None:  # whoever asked for it themselves gets what they asked for
-            return None
-        out, observation = first(result)
-        recorder.add(path, observation)
-        return out
+    def __init__(self, observe: Any) -> None:
+        self.observe = observe
 
-    return take
+    def spec(self, path: str, n: int, cross: bool | None, queries: Tensor | None) -> Any:
+        return self.observe
+
+    def add(self, path: str, observation: Observation) -> None:
+        self.seen = observation

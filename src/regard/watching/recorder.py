@@ -1,35 +1,44 @@
-"""Who is watched and where it stands: the part that all kinds of watching share."""
+"""The visitor that records: what to observe, at which module paths, and what was seen there."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from regard.observables import Observation, Observe
+from regard.watching.chosen import ChosenHeads, Head
+from regard.watching.moved import Norms
 from regard.watching.seen import Seen
+from regard.watching.visitor import Visitor, again
+from regard.watching.words import named_cross
 
 __all__ = ["Layers", "Recorder"]
 
 Layers = str | Sequence[str] | Callable[[str], bool] | None
-CROSS = ("cross", "encdec", "encoder_attn")  # how models name attention over another sequence
 
 
-class Recorder:
-    """What to observe, at which module paths, and what was seen there."""
+class Recorder(Visitor):
+    """Puts what is observed at the wanted places into ``seen``."""
 
-    def __init__(self, model: nn.Module, observe: Observe, layers: Layers) -> None:
+    def __init__(
+        self, model: nn.Module, observe: Observe, layers: Layers, heads: Iterable[Head] | None, values: bool
+    ) -> None:
+        super().__init__(model)
+        if heads is not None and observe.heads is not None:
+            raise ValueError("heads were given twice, in observe and as heads=; give them once")
         self.observe, self.seen = observe, Seen(model=type(model).__name__)
-        self.paths = {module: path for path, module in model.named_modules()}
-        self._layers = layers
+        self.norms = Norms(model, self.paths, self.seen) if values else None
+        self._layers, self._heads = layers, None if heads is None else ChosenHeads(heads)
         self._reached: set[str] = set()
 
     def wants(self, path: str) -> bool:
-        """Whether a module's calls are observed."""
         self._reached.add(path)
+        if self._heads is not None and not self._heads.of(path):
+            return False
         if self._layers is None:
             return True
         if callable(self._layers):
@@ -37,29 +46,35 @@ class Recorder:
         patterns = [self._layers] if isinstance(self._layers, str) else self._layers
         return any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
 
-    def spec(self, path: str, n: int) -> Observe:
+    def spec(self, path: str, n: int, cross: bool | None, queries: Tensor | None) -> Observe:
         """What to observe there: in cross-attention the padding of the keys says nothing of the queries."""
-        if self.observe.queries is None and any(word in path.lower() for word in CROSS):
-            return replace(self.observe, queries=(n,))
-        return self.observe
+        asked = self._asked(path)
+        if cross or (cross is None and named_cross(path)):
+            self._note_cross(path)
+            queries = torch.full((1,), n)
+        return asked if queries is None or asked.queries is not None else replace(asked, queries=queries)
+
+    def result(self, path: str, out: Tensor, v: Tensor) -> Tensor:
+        return out if self.norms is None or again() else self.norms.take(path, out, v)
 
     def add(self, path: str, observation: Observation) -> None:
-        """Keep an observation, as what was asked for: calls of one module merge only if they observed alike.
-
-        Gradient checkpointing runs a layer again while gradients are computed; it must do the same as before, but has
-        been seen already.
-        """
-        if torch._C._current_graph_task_id() == -1:
-            self.seen.add(path, replace(observation, observe=replace(self.observe, queries=None)))
+        """Keep an observation, as what was asked for: calls of one module merge only if they observed alike."""
+        if not again():
+            observation = replace(observation, observe=replace(self._asked(path), queries=None))
+            self.seen.add(path, observation if self.norms is None else self.norms.added(path, observation))
 
     def check(self) -> None:
-        """Layers were chosen, and none of that name was reached: say so, with the names there are."""
+        """Layers or heads were chosen, and none of that name was reached: say so, with the names there are."""
         if self._layers is not None and self._reached and not self.seen.calls:
             some = ", ".join(sorted(self._reached)[:6])
             raise ValueError(f"no layer matches {self._layers!r}; attention was computed at {some}")
+        if self._heads is not None:
+            self._heads.check()
 
+    def _note_cross(self, path: str) -> None:
+        known: list[str] = self.seen.about.setdefault("cross", [])
+        if path not in known:
+            known.append(path)
 
-def first(result: Tensor | tuple[Tensor, Observation]) -> tuple[Tensor, Observation]:
-    """An observed result, which is always a pair."""
-    assert not isinstance(result, Tensor)
-    return result
+    def _asked(self, path: str) -> Observe:
+        return self.observe if self._heads is None else replace(self.observe, heads=self._heads.of(path))

@@ -126,8 +126,8 @@ def _packed_call(name: str, call: Any, tensors: dict[str, Tensor]) -> dict[str, 
 
 def _unpacked(name: str, entry: dict[str, Any], tensors: Mapping[str, Tensor]) -> Observation:
     asked = dict(entry["observe"])
-    for field in ("profile", "grid"):
-        if isinstance(asked[field], list):
+    for field in ("profile", "grid", "heads"):
+        if isinstance(asked.get(field), list):
             asked[field] = tuple(asked[field])
     kept = tuple(_unpacked_call(f"{name}.kept.{i}", call, tensors) for i, call in enumerate(entry["kept"]))
     found: dict[str, Any] = {field: tensors.get(f"{name}.{field}") for field in TENSORS}

@@ -17,6 +17,7 @@ from torch import Tensor
 from regard.files import renamed
 from regard.observables import ROW_VALUES, Observation
 from regard.watching import recording, table
+from regard.watching.words import is_cross
 
 __all__ = ["Seen", "open_recording"]
 
@@ -49,7 +50,7 @@ class Seen(Mapping[str, Observation]):
 
     def heads(self) -> list[dict[str, Any]]:
         """One row a head: path, head, counted rows and the means that ``watching.table`` names; plain numbers."""
-        return table.rows(self)
+        return table.rows(self.each())
 
     def table(self, sort: str | None = None, most: int | None = None) -> Table:
         """The heads as a table for the terminal (``rich.print(seen.table("sink", 10))``)."""
@@ -77,7 +78,20 @@ class Seen(Mapping[str, Observation]):
         except KeyError:
             known = ", ".join(list(self.calls)[:6]) + (" …" if len(self.calls) > 6 else "")
             raise KeyError(f"nothing was seen at {path!r}; there are {len(self.calls)} places: {known}") from None
-        return calls[0] if len(calls) == 1 else _joined(calls)
+        return calls[0] if len(calls) == 1 else _joined(calls, is_cross(self.about, path))
+
+    def __contains__(self, path: object) -> bool:
+        return path in self.calls
+
+    def each(self) -> dict[str, Observation]:
+        """The places and what was seen there; calls that cannot be one (other heads) stand alone, as ``path (1)`` …"""
+        found: dict[str, Observation] = {}
+        for path, calls in self.calls.items():
+            if len({call.heads for call in calls}) == 1:
+                found[path] = self[path]
+            else:
+                found |= {f"{path} ({i})": call for i, call in enumerate(calls, 1)}
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.calls)
@@ -97,29 +111,37 @@ def _written(text: str, file: str | os.PathLike[str] | None) -> str:
     return text
 
 
-def _joined(calls: list[Observation]) -> Observation:
-    if all(_follows(a, b) for a, b in pairwise(calls)):
-        return _appended(calls)
-    return calls[0].merge(*calls[1:])
+def _joined(calls: list[Observation], cross: bool) -> Observation:
+    first = calls[0]
+    if cross:  # steps that each look at the whole of one source
+        steps = all(call.n == 1 and call.m == first.m and _alike(first, call) for call in calls)
+        return _appended(calls, whole=True) if steps else first.merge(*calls[1:])
+    # A text begins with its first tokens: as many queries as keys.
+    if first.n in (1, first.m) and all(_follows(a, b) for a, b in pairwise(calls)):
+        return _appended(calls, whole=all(b.m == (a.m or 0) + (b.n or 0) for a, b in pairwise(calls)))
+    return first.merge(*calls[1:])
 
 
 def _follows(a: Observation, b: Observation) -> bool:
     """Whether b read on where a ended: its keys are a's and its own, or a token pushed an old key out of a window."""
     if a.n is None or a.m is None or b.n is None or b.m is None or a.entropy is None or b.entropy is None:
         return False
-    if a.rows.shape != b.rows.shape or a.entropy.shape[0] != b.entropy.shape[0]:
-        return False
-    return b.m == a.m + b.n or _pushes_out(a, b)
+    return _alike(a, b) and (b.m == a.m + b.n or _pushes_out(a, b))
+
+
+def _alike(a: Observation, b: Observation) -> bool:
+    return a.entropy is not None and b.entropy is not None and a.entropy.shape[:2] == b.entropy.shape[:2]
 
 
 def _pushes_out(a: Observation, b: Observation) -> bool:
     return b.n == 1 and b.m is not None and a.m is not None and 1 < b.m <= a.m
 
 
-def _appended(calls: list[Observation]) -> Observation:
+def _appended(calls: list[Observation], whole: bool) -> Observation:
     """One text read in pieces: row values side by side, per-head means by counted rows.
 
-    Where a window let old keys go, a key's number says nothing any more: what names keys is left out.
+    Where it is not ``whole``, a window let old keys go, and a key's number says nothing any more: what names keys is
+    left out.
     """
     first, last = calls[0], calls[-1]
 
@@ -129,7 +151,6 @@ def _appended(calls: list[Observation]) -> Observation:
 
     m = last.m
     assert m is not None
-    whole = all(b.m == (a.m or 0) + (b.n or 0) for a, b in pairwise(calls))
     rows = torch.stack([call.rows for call in calls]).sum(0)
     key_mass = None
     if whole and all(call.key_mass is not None for call in calls):
@@ -145,6 +166,7 @@ def _appended(calls: list[Observation]) -> Observation:
         m=m if whole else None,
         **joined,
         key_mass=key_mass,
+        value_norm=last.value_norm if whole else None,
         map=None,
         map_rows=None,
         kept=(),

@@ -34,9 +34,9 @@ def rows(seen: Mapping[str, Observation]) -> list[dict[str, Any]]:
     found = []
     for path, observation in seen.items():
         columns = {name: _means(observation, name) for name in COLUMNS}
-        for head in range(observation.rows.shape[0]):
-            values = {name: None if x is None else _number(x[head]) for name, x in columns.items()}
-            found.append({"path": path, "head": head, "rows": int(observation.rows[head]), **values})
+        for at, head in enumerate(observation.heads):
+            values = {name: None if x is None else _number(x[at]) for name, x in columns.items()}
+            found.append({"path": path, "head": head, "rows": int(observation.rows[at]), **values})
     return found
 
 

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 
 from torch import nn
 
-from regard.nn import MultiHeadAttention
 from regard.observables import Observe
 from regard.positions.common import check_kind, described
-from regard.watching import huggingface
-from regard.watching.intercept import intercepted
-from regard.watching.ours import asked
+from regard.watching.chosen import Head
 from regard.watching.recorder import Layers, Recorder
 from regard.watching.seen import Seen
+from regard.watching.visits import visited
 
 __all__ = ["watch"]
 
 
 @contextmanager
-def watch(model: nn.Module, observe: Observe | None = None, *, layers: Layers = None) -> Iterator[Seen]:
+def watch(
+    model: nn.Module,
+    observe: Observe | None = None,
+    *,
+    layers: Layers = None,
+    heads: Iterable[Head] | None = None,
+    values: bool = False,
+) -> Iterator[Seen]:
     """``with regard.watch(model) as seen: model(...)``: what every head did, by module path.
 
     Works on our models, on ``transformers`` models (their attention interface is switched to ours within, and back
@@ -29,6 +34,10 @@ def watch(model: nn.Module, observe: Observe | None = None, *, layers: Layers = 
 
     - ``observe``: what to measure, ``Observe()`` (row values) unless given.
     - ``layers``: a pattern (``"*.layers.3.*"``), several, or a function of the path; the other layers are not observed.
+    - ``heads``: pairs ``(layer, head)``, a layer being a path or its number in the order of the calls; others, and
+      layers without a chosen head, are not observed.
+    - ``values=True`` also takes ``value_norm``, ‖v_j W_O‖, where a linear layer reads the heads' output: a weight on a
+      key whose value is near 0 moves nothing (``Observation.moved``).
     - calls in a backward pass (gradient checkpointing runs layers again) are not recorded.
     - several calls of one module: see ``Seen``.
 
@@ -42,17 +51,7 @@ def watch(model: nn.Module, observe: Observe | None = None, *, layers: Layers = 
     check_kind("model", model, nn.Module)
     if observe is not None and not isinstance(observe, Observe):
         raise TypeError(f"observe must be a regard.Observe, got {described(observe)}")
-    recorder = Recorder(model, Observe() if observe is None else observe, layers)
-    modules = list(model.modules())
-    ours = any(isinstance(module, MultiHeadAttention) for module in modules)
-    theirs = any(huggingface.is_pretrained(module) for module in modules)
-    torchs = any(isinstance(module, nn.MultiheadAttention) for module in modules)
-    with ExitStack() as stack:
-        if ours:
-            stack.enter_context(asked(model, recorder))
-        if theirs:
-            stack.enter_context(huggingface.switched(model, recorder))
-        if torchs or not (ours or theirs):
-            stack.enter_context(intercepted(model, recorder))
+    recorder = Recorder(model, Observe() if observe is None else observe, layers, heads, values)
+    with recorder.norms or nullcontext(), visited(recorder):
         yield recorder.seen
     recorder.check()
