@@ -10,12 +10,14 @@ from torch import Tensor
 from regard.kernels.tiles import (
     Problem,
     best_products,
+    bias_tile,
     full_precision,
     result_dtype,
     row_sums,
     score_tile,
     softmax_tile,
     tile_sides,
+    visible_tile,
 )
 from regard.observables import Where
 from regard.scores import Scores
@@ -60,6 +62,19 @@ class KeptCall:
         with full_precision(self.q):
             for i in range(0, len(at), step):
                 found[i : i + step] = _Strip(problem, at[i : i + step]).weights(keys_at)
+        return found
+
+    def visible(self, batch: int, head: int, rows: Where, keys: Where) -> Tensor:
+        """Which of these keys each row may attend to: not masked, and no bias of −inf."""
+        at, keys_at = self._places(rows, keys)
+        problem = self._head(batch, head)
+        found = torch.ones(len(at), len(keys_at), dtype=torch.bool, device=at.device)
+        step = tile_sides(problem)[0]
+        for i in range(0, len(at), step):
+            rows_here = at[i : i + step]
+            seen = visible_tile(problem, rows_here, keys_at, bias_tile(problem, rows_here, keys_at))
+            if seen is not None:
+                found[i : i + step] = seen[0, 0]
         return found
 
     def tile(self, batch: int, head: int, rows: Where, keys: Where, size: int, counted: Tensor) -> Tensor:

@@ -127,6 +127,8 @@ class Kept(Protocol):
 
     def tile(self, batch: int, head: int, rows: Where, keys: Where, size: int, counted: Tensor) -> Tensor: ...
 
+    def visible(self, batch: int, head: int, rows: Where, keys: Where) -> Tensor: ...
+
 
 @value
 @dataclass(frozen=True, repr=False, eq=False)
@@ -231,6 +233,11 @@ class Observation:
         if self.counted is None:
             raise ValueError("calls of unequal n were merged: ask the separate observations for tiles")
         return call.tile(entry, self.at(head), rows, keys, size, self.counted[batch, self.at(head)])
+
+    def sees(self, head: int, rows: Where = None, keys: Where = None, *, batch: int = 0) -> Tensor:
+        """Which keys a row may attend to, bool; a weight of 0 does not tell, for it may be a very small one."""
+        call, entry = self._call(batch)
+        return call.visible(entry, self.at(head), rows, keys)
 
     def moved(self, head: int, rows: Where = None, keys: Where = None, *, batch: int = 0) -> Tensor:
         """``A_ij ‖v_j W_O‖``: weights times how much there is to move, which weights alone do not tell."""

@@ -16,7 +16,7 @@ from regard.kept import places
 from regard.observables import Observation, Where
 from regard.shapes import integer
 from regard.watching.seen import Seen
-from regard.watching.table import _shortened
+from regard.watching.table import shortened
 from regard.watching.words import words
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def heads(seen: Seen) -> Figure:
     maps = {path: _cells(x) for path, x in observations.items() if x.map is not None}
     if not maps:
         raise ValueError("no head has a map here; observe with Observe(map=64)")
-    pattern, own = _shortened(list(maps))
+    pattern, own = shortened(list(maps))
     count = sum(map(len, maps.values()))
     left_out = "" if len(maps) == len(seen) else f" ({len(maps)} of {len(seen)} places have maps)"
     numbered = all(name.isdecimal() for name in own.values())

@@ -80,7 +80,7 @@ def _source(name: str) -> str:
 
 def _data(places: Mapping[str, Observation], about: Mapping[str, Any], batch: int) -> dict[str, Any]:
     """Everything the page shows, as plain data."""
-    pattern, names = table._shortened(list(places))
+    pattern, names = table.shortened(list(places))
     numbers: dict[str, list[list[float | None]]] = {path: [] for path in places}
     for row in table.rows(places):
         numbers[row["path"]].append([row[name] for name in table.COLUMNS])

@@ -58,11 +58,11 @@ class Seen(Mapping[str, Observation]):
 
     def to_csv(self, file: str | os.PathLike[str] | None = None) -> str:
         """The heads as comma-separated text, written to ``file`` where one is given."""
-        return _written(table.as_csv(self.heads()), file)
+        return written(table.as_csv(self.heads()), file)
 
     def to_json(self, file: str | os.PathLike[str] | None = None) -> str:
         """The heads as JSON, written to ``file`` where one is given."""
-        return _written(table.as_json(self.heads()), file)
+        return written(table.as_json(self.heads()), file)
 
     def to_pandas(self) -> Any:
         """The heads as a ``pandas.DataFrame``; pandas must be installed."""
@@ -104,7 +104,7 @@ class Seen(Mapping[str, Observation]):
         return f"Seen({len(self.calls)} places, {total} calls)"
 
 
-def _written(text: str, file: str | os.PathLike[str] | None) -> str:
+def written(text: str, file: str | os.PathLike[str] | None) -> str:
     if file is not None:
         with renamed(Path(file)) as temporary:
             temporary.write_text(text, encoding="utf-8")

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from regard.observables import Observation
 
-__all__ = ["COLUMNS", "as_csv", "as_json", "as_table", "rows"]
+__all__ = ["COLUMNS", "as_csv", "as_json", "as_table", "plain_table", "rows", "shortened"]
 
 # Name → what it is; means over the rows that count.
 COLUMNS = {
@@ -47,12 +47,10 @@ def as_table(heads: Iterable[Mapping[str, Any]], sort: str | None = None, most: 
         if sort not in COLUMNS:
             raise ValueError(f"sort is {sort!r}; there are {', '.join(COLUMNS)}")
         heads.sort(key=lambda row: -math.inf if row[sort] is None else row[sort], reverse=True)
-    pattern, places = _shortened([row["path"] for row in heads])
+    pattern, places = shortened([row["path"] for row in heads])
     of = f" of {pattern}" if pattern else ""
     title = f"{len(heads)} heads{of}" + (f", by {sort}" if sort else "")
-    table = Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
-    )
+    table = plain_table(title)
     table.add_column("place", overflow="fold")
     for name in ("head", *COLUMNS):
         table.add_column(name, justify="right", no_wrap=True)
@@ -62,7 +60,14 @@ def as_table(heads: Iterable[Mapping[str, Any]], sort: str | None = None, most: 
     return table
 
 
-def _shortened(paths: list[str]) -> tuple[str, dict[str, str]]:
+def plain_table(title: str) -> Table:
+    """A table without a frame, which is half as wide as one with."""
+    return Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
+    )
+
+
+def shortened(paths: list[str]) -> tuple[str, dict[str, str]]:
     """``*.blocks.*.attention`` and each path's own part of it: what all paths share is said once, in the title."""
     parts = {path: path.split(".") for path in paths}
     columns = list(zip(*parts.values(), strict=False))

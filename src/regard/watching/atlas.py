@@ -1,0 +1,133 @@
+"""An atlas of heads: one row a head, as a table, as text, and next to another one."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from regard.watching.kinds import KINDS
+from regard.watching.seen import written
+from regard.watching.table import plain_table
+
+__all__ = ["COLUMNS", "Atlas"]
+
+# Column → what it is. Of the natural text and of A as it is, unless said otherwise.
+COLUMNS = {
+    "sinks": "weight on the first and on special tokens",
+    "moved": "the same of A·‖v W_O‖: what sinks give of all that the head moves",
+    "previous": "weight on the token before",
+    "positional": "rows whose largest weight lies at the most frequent offset, sinks removed",
+    "induction": "weight on what followed this token before, in a repeated text",
+    "duplicate": "weight on earlier copies of this token",
+    "convolution": "how well a function of the offset alone explains the weights, above a uniform map, sinks removed",
+    "spread": "entropy over ln(visible keys)",
+    "distance": "tokens (on a picture: patches) between query and key",
+}
+
+
+@dataclass(frozen=True)
+class Atlas:
+    """One row a head: ``path``, ``layer``, ``head``, the columns, ``kinds`` with score, control and confidence,
+    ``labels``, and all ``scores`` by probe; ``untrained`` the same of the untrained twin."""
+
+    model: str
+    rows: list[dict[str, Any]]
+
+    def top(self, column: str, most: int | None = None) -> list[tuple[str, int]]:
+        """Heads by a column or by the confidence of a kind (``induction`` is both: the column), largest first.
+
+        As pairs (path, head), which ``ablate`` takes.
+        """
+        return [(row["path"], row["head"]) for row in self._sorted(column)[:most]]
+
+    def table(self, sort: str | None = None, most: int | None = None) -> Table:
+        """The heads as a table for the terminal, perhaps the ``most`` with the largest ``sort``."""
+        rows = self.rows if sort is None else self._sorted(sort)
+        table = plain_table(f"{len(self.rows)} heads of {self.model}" + (f", by {sort}" if sort else ""))
+        table.add_column("head", no_wrap=True)
+        for name in _SHORT.values():
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("kinds (confidence)", overflow="fold")
+        for row in rows[:most]:
+            named = ", ".join(f"{k} {row['kinds'][k]['confidence']:.2f}" for k in row["labels"])
+            numbers = ("–" if row[x] is None else f"{row[x]:.{1 if x == 'distance' else 2}f}" for x in _SHORT)
+            table.add_row(f"{row['layer']}.{row['head']}", *numbers, named)
+        return table
+
+    def compare(self, other: Atlas, column: str, most: int | None = None) -> Table:
+        """Two models, or one at two times, head by head: the heads whose ``column`` differs most."""
+        pairs = [(a, b) for a, b in zip(self.rows, other.rows, strict=False) if _place(a) == _place(b)]
+        if len(pairs) != len(self.rows) or len(pairs) != len(other.rows):
+            raise ValueError(
+                f"{self.model} has {len(self.rows)} heads and {other.model} {len(other.rows)}, "
+                f"{len(pairs)} of them at the same places; atlases of one shape are compared"
+            )
+        _check_column(column)
+        pairs.sort(key=lambda p: -abs((p[1][column] or 0.0) - (p[0][column] or 0.0)))
+        table = plain_table(f"{column}: {self.model} → {other.model}")
+        for name in ("head", "before", "after", "change", "kinds before", "kinds after"):
+            table.add_column(name, justify="left" if name.startswith(("head", "kinds")) else "right")
+        for a, b in pairs[:most]:
+            x, y = a[column] or 0.0, b[column] or 0.0
+            named = [", ".join(row["labels"]) for row in (a, b)]
+            table.add_row(f"{a['layer']}.{a['head']}", f"{x:.2f}", f"{y:.2f}", f"{y - x:+.2f}", *named)
+        return table
+
+    def to_json(self, file: str | os.PathLike[str] | None = None) -> str:
+        """Everything as JSON, with what the columns mean; written to ``file`` where one is given."""
+        data = {"model": self.model, "columns": COLUMNS, "heads": self.rows}
+        return written(json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False), file)
+
+    def to_csv(self, file: str | os.PathLike[str] | None = None) -> str:
+        """The columns and the kinds' confidences as comma-separated text."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["path", "layer", "head", *COLUMNS, "labels", *(f"{k} confidence" for k in KINDS)])
+        for row in self.rows:
+            sure = [row["kinds"].get(k, {}).get("confidence", "") for k in KINDS]
+            values = ["" if row[name] is None else row[name] for name in COLUMNS]
+            writer.writerow([row["path"], row["layer"], row["head"], *values, " ".join(row["labels"]), *sure])
+        return written(text.getvalue(), file)
+
+    def _sorted(self, column: str) -> list[dict[str, Any]]:
+        def value(row: dict[str, Any]) -> float:
+            found = row[column] if column in COLUMNS else row["kinds"].get(column, {}).get("confidence")
+            return -math.inf if found is None else float(found)
+
+        if column not in KINDS:
+            _check_column(column)
+        return sorted(self.rows, key=value, reverse=True)
+
+
+# What of it a line of a terminal holds; the kinds say the rest.
+_SHORT = {
+    **{"sinks": "sink", "moved": "moved", "previous": "prev", "induction": "induct", "duplicate": "dupl"},
+    **{"spread": "spread", "distance": "dist"},
+}
+
+
+def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["path"], row["head"]
+
+
+def _check_column(column: str) -> None:
+    if column not in COLUMNS:
+        raise ValueError(
+            f"there is no column {column!r}; there are {', '.join(COLUMNS)} and the kinds {', '.join(KINDS)}"
+        )
+
+
+def _finite(x: Any) -> Any:
+    """NaN is no JSON: a score that no row could show is null."""
+    if isinstance(x, dict):
+        return {name: _finite(value) for name, value in x.items()}
+    if isinstance(x, list):
+        return [_finite(value) for value in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
