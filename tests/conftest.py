@@ -18,6 +18,8 @@ if "REGARD_TEST_MODULE" in os.environ:  # another build of the native module (sc
 
 from regard.kernels import tiles
 
+pytest_plugins = ("trained",)  # fixtures: trained models
+
 # Derandomized: a run that is green stays green; long sweeps look further.
 settings.register_profile(
     "regard", derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True

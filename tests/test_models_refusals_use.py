@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from commands import command
 from refusing import copy, folders
 from test_models import V, ids
 
-from regard import cli
 from regard.models import load
 
 
@@ -211,16 +211,6 @@ def test_the_config_comes_last(gpt2: Path, tmp_path: Path, monkeypatch: Any) -> 
         model.save(tmp_path / "new")
     names = {file.name for file in (tmp_path / "new").iterdir()}
     assert "model.safetensors" in names and "config.json" not in names and not any(x.startswith(".") for x in names)
-
-
-def command(monkeypatch: Any, capsys: Any, *given: str) -> tuple[int, str, list[str]]:
-    """The command line in this process: exit code, standard output, lines on standard error."""
-    monkeypatch.setattr(sys, "argv", ["regard", *given])
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    out, err = capsys.readouterr()
-    return left.value.code or 0, out, err.splitlines()
 
 
 @pytest.mark.filterwarnings("always")

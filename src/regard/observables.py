@@ -260,11 +260,11 @@ class Observation:
         raise AssertionError("unreachable: batch was checked against the total")
 
 
-def _places(keys: Where) -> int | slice | Tensor:
+def _places(keys: Where) -> slice | Tensor:
     """Keys as a tensor's index that keeps their dimension."""
-    if isinstance(keys, int):
-        return slice(keys, keys + 1 or None)
-    return keys if isinstance(keys, slice) else torch.as_tensor(list(keys))  # type: ignore[arg-type]
+    if isinstance(keys, slice):
+        return keys
+    return torch.as_tensor(list(keys) if isinstance(keys, range) else keys).reshape(-1).long()
 
 
 def _merge(a: Observation, b: Observation) -> Observation:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli import describe, generate
+from regard.cli import describe, generate, look
 
 __all__ = ["app", "run"]
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 app.command("describe")(describe.describe)
 app.command("generate")(generate.generate)
+app.command("look")(look.look)
 
 
 @app.callback(invoke_without_command=True)

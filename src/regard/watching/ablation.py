@@ -73,28 +73,32 @@ class Ablation:
             raise ValueError("over says where means are taken, but by='zero' takes none; leave over out")
         self.model, self.heads, self.by, self.over = model, list(heads), by, over
         ChosenHeads(self.heads)  # checks them
-        self._within = ExitStack()
+        self._within: list[ExitStack] = []
 
     def __enter__(self) -> Ablation:
         if self.by == "mean" and self.over is None:
             raise ValueError("mean ablation needs over=, token ids or a function that runs the model, to average over")
-        self._within.enter_context(self._without(self.over))
+        within = ExitStack()
+        within.enter_context(self._without(self.over))
+        self._within.append(within)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._within.__exit__(*error)
+        self._within.pop().__exit__(*error)
 
     @torch.no_grad()
     def change(self, given: Given) -> Change:
         """The loss before and after: next-token cross-entropy on ids ``[B, n]``, or what a function returns."""
         with visited(Visitor(self.model)):  # by the same kernels, so that the difference is the heads' alone
             before = _loss(self.model, given)
-        with self._without(given if self.over is None else self.over):
+        with self._without(given if self.over is None else self.over) as chosen:
             after = _loss(self.model, given)
+        if not chosen.places:
+            raise ValueError(f"{type(self.model).__name__} called no attention that can be seen; see docs/watching.md")
         return Change(before, after)
 
     @contextmanager
-    def _without(self, over: Given | None) -> Iterator[None]:
+    def _without(self, over: Given | None) -> Iterator[ChosenHeads]:
         means = None
         if self.by == "mean":
             assert over is not None
@@ -103,7 +107,7 @@ class Ablation:
             means = learned.means()
         cut = _Cut(self.model, ChosenHeads(self.heads), means)
         with visited(cut):
-            yield
+            yield cut.chosen
         cut.chosen.check()
 
 

@@ -6,6 +6,7 @@ other. ``use(model)`` does that and makes sure that the model really calls it an
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,6 +80,8 @@ def switched(visitor: Visitor) -> Iterator[None]:
     kinds = [kind for part in parts for kind in _implementations(part)]
     for part in parts:
         _switch(part)
+    if "torch._dynamo" in sys.modules:  # a compiled model steps out of its graph; to import it alone takes seconds
+        _door[0] = torch.compiler.disable(_look)
     for module in visitor.paths:
         _watched.setdefault(module, []).append(visitor)
     try:
@@ -125,20 +128,22 @@ def attend(
         "dropout": dropout if module.training else 0.0,
     }
     if _watched:
-        out, observation = _look(module, query, key, value, **call)
+        out, observation = _door[0](module, query, key, value, **call)
     else:
         out, observation = attention(query, key, value, **call), None
     return out.transpose(1, 2).contiguous(), observation
 
 
-@torch.compiler.disable
 def _look(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **call: Any
 ) -> tuple[Tensor, Observation | None]:
-    """Those who look on at a module; a compiled model steps out of its graph for them."""
+    """Those who look on at a module."""
     return attended(
         [(visitor, visitor.paths[module]) for visitor in _watched.get(module, ())], query, key, value, **call
     )
+
+
+_door: list[Callable[..., tuple[Tensor, Observation | None]]] = [_look]
 
 
 def _written(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> tuple[Tensor, Tensor]:

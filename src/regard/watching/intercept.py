@@ -82,12 +82,15 @@ class _Mode(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Torch's own result; its attention is seen where it calls the fused one, or beside it where it would not."""
+        """Torch's own function; its attention is ours where it calls the fused one, which returns no weights.
+
+        Where weights are asked for they are torch's own, of all heads as they are, whatever the output became.
+        """
         given = _MHA.bind(*args, **kwargs)
         given.apply_defaults()
         with _patching, self._seeing_inside(_rows(given.arguments)):
             seen = func(**{**given.arguments, "need_weights": False})
-        return func(*args, **kwargs) if given.arguments["need_weights"] else seen
+        return (seen[0], func(*args, **kwargs)[1]) if given.arguments["need_weights"] else seen
 
     @contextmanager
     def _seeing_inside(self, rows: _Rows) -> Iterator[None]:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.nn import MultiHeadAttention
-from regard.observables import Observation
 from regard.watching.seen import Seen
 
 __all__ = ["Norms"]
@@ -33,8 +32,7 @@ class Norms:
             for module, path in paths.items()
             if isinstance(module, MultiHeadAttention | nn.MultiheadAttention)
         }
-        self._ready: dict[str, Tensor] = {}
-        self._waiting: dict[int, tuple[str, Tensor, Tensor]] = {}
+        self._waiting: dict[int, tuple[str, int, Tensor, Tensor]] = {}
         self._hooks = ExitStack()
 
     def __enter__(self) -> Norms:
@@ -48,29 +46,29 @@ class Norms:
         self._hooks.close()
 
     def take(self, path: str, out: Tensor, v: Tensor) -> Tensor:
-        """The same output; its norms are ready now, or when a linear layer reads it."""
+        """The same output; the last call of the place gets its norms now, or when a linear layer reads it."""
+        at = len(self.seen.calls[path]) - 1
+        v = v.expand(*out.shape[:-3], *v.shape[-3:])
         if path in self.known:
-            self._ready[path] = value_norms(v, self.known[path], out.shape[-3])
+            self._fill(path, at, v, self.known[path], out.shape[-3])
             return out
         # Laid out as [B, n, H, E], which is how it will be read, so that it is read from where it stands.
         out = out.transpose(-3, -2).contiguous().transpose(-3, -2)
-        self._waiting[out.data_ptr()] = (path, out, v)
+        self._waiting[out.data_ptr()] = (path, at, out, v)
         return out
-
-    def added(self, path: str, observation: Observation) -> Observation:
-        """The observation of the call that was just taken, with its norms if they are ready."""
-        norms = self._ready.pop(path, None)
-        return observation if norms is None else _with(observation, norms)
 
     def _read(self, linear: nn.Module, args: Any) -> None:
         x = args[0] if args and isinstance(args[0], Tensor) else None
         found = None if x is None else self._waiting.pop(x.data_ptr(), None)
         if x is None or found is None:
             return
-        path, out, v = found
+        path, at, out, v = found
         if x.shape[-1] == out.shape[-3] * out.shape[-1]:
-            calls = self.seen.calls[path]
-            calls[-1] = _with(calls[-1], value_norms(v, linear, out.shape[-3]))
+            self._fill(path, at, v, linear, out.shape[-3])
+
+    def _fill(self, path: str, at: int, v: Tensor, linear: nn.Module, heads: int) -> None:
+        calls = self.seen.calls[path]
+        calls[at] = replace(calls[at], value_norm=value_norms(v, linear, heads)[:, list(calls[at].heads)])
 
 
 def value_norms(v: Tensor, linear: nn.Module, heads: int) -> Tensor:
@@ -85,10 +83,6 @@ def value_norms(v: Tensor, linear: nn.Module, heads: int) -> Tensor:
             x = v_BGME[:, h * v.shape[-3] // heads].float()
             norms[:, h] = ((x @ gram_HEE[h]) * x).sum(-1).clamp(min=0).sqrt()
         return norms
-
-
-def _with(observation: Observation, norms: Tensor) -> Observation:
-    return replace(observation, value_norm=norms[:, list(observation.heads)])
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -20,9 +20,9 @@ _visitors: weakref.WeakKeyDictionary[MultiHeadAttention, list[Visitor]] = weakre
 
 @contextmanager
 def asked(visitor: Visitor) -> Iterator[None]:
-    """Within: every wanted layer asks the visitor. Others are left as they are, and run at full speed."""
+    """Within: every layer that may be wanted asks the visitor. Others are left as they are, and run at full speed."""
     layers = [
-        x for x in visitor.model.modules() if isinstance(x, MultiHeadAttention) and visitor.wants(visitor.paths[x])
+        x for x in visitor.model.modules() if isinstance(x, MultiHeadAttention) and visitor.may_want(visitor.paths[x])
     ]
     for layer in layers:
         _visitors.setdefault(layer, []).append(visitor)

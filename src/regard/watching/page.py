@@ -24,7 +24,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Mapping
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -33,8 +33,10 @@ from torch import Tensor
 from regard.observables import Observation
 from regard.shapes import integer
 from regard.watching import table
-from regard.watching.seen import Seen
 from regard.watching.words import words
+
+if TYPE_CHECKING:
+    from regard.watching.seen import Seen
 
 __all__ = ["html"]
 
@@ -62,7 +64,7 @@ def html(seen: Seen, *, batch: int = 0) -> str:
     """
     if not seen:
         raise ValueError("nothing was seen, so there is nothing to show")
-    places = dict(seen.items())
+    places = seen.each()
     entries = max(1 if x.entropy is None else x.entropy.shape[0] for x in places.values())
     if not 0 <= integer("batch", batch) < entries:
         raise ValueError(f"batch is {batch}; what was seen has batch entries 0 … {entries - 1}")

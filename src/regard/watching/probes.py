@@ -44,7 +44,8 @@ class Probe:
         i, j = torch.arange(self.ids.shape[1]).unsqueeze(-1), torch.arange(self.ids.shape[1])
         back = i - j + shift
         inside = ~self._outside()
-        return (back > 0) & (back % self.block == 0) & (j <= i) & inside & inside.unsqueeze(-1)
+        followed = j >= self.start + shift  # the first token of all followed nothing
+        return (back > 0) & (back % self.block == 0) & (j <= i) & followed & inside & inside.unsqueeze(-1)
 
     def _outside(self) -> Tensor:
         at = torch.arange(self.ids.shape[1]) - self.start

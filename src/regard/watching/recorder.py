@@ -46,6 +46,10 @@ class Recorder(Visitor):
         patterns = [self._layers] if isinstance(self._layers, str) else self._layers
         return any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
 
+    def may_want(self, path: str) -> bool:
+        # Places are numbered as they are called, so that with chosen heads all calls must be met.
+        return self._heads is not None or self.wants(path)
+
     def spec(self, path: str, n: int, cross: bool | None, queries: Tensor | None) -> Observe:
         """What to observe there: in cross-attention the padding of the keys says nothing of the queries."""
         asked = self._asked(path)
@@ -54,14 +58,13 @@ class Recorder(Visitor):
             queries = torch.full((1,), n)
         return asked if queries is None or asked.queries is not None else replace(asked, queries=queries)
 
-    def result(self, path: str, out: Tensor, v: Tensor) -> Tensor:
+    def leave(self, path: str, out: Tensor, v: Tensor) -> Tensor:
         return out if self.norms is None or again() else self.norms.take(path, out, v)
 
     def add(self, path: str, observation: Observation) -> None:
         """Keep an observation, as what was asked for: calls of one module merge only if they observed alike."""
         if not again():
-            observation = replace(observation, observe=replace(self._asked(path), queries=None))
-            self.seen.add(path, observation if self.norms is None else self.norms.added(path, observation))
+            self.seen.add(path, replace(observation, observe=replace(self._asked(path), queries=None)))
 
     def check(self) -> None:
         """Layers or heads were chosen, and none of that name was reached: say so, with the names there are."""

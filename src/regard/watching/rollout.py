@@ -17,6 +17,7 @@ from torch import Tensor
 from regard.kept import places
 from regard.observables import Observation, Where
 from regard.watching.seen import Seen
+from regard.watching.words import is_cross
 
 __all__ = ["rollout"]
 
@@ -45,6 +46,8 @@ def rollout(
     found = [seen[path] for path in paths]
     n = found[-1].n
     for path, observation in zip(paths, found, strict=True):
+        if is_cross(seen.about, path):
+            raise ValueError(f"{path} looks at another sequence; a rollout needs self-attention: choose with layers=")
         if observation.n != n or observation.m != n or n is None:
             raise ValueError(
                 f"{path} has {observation.n} queries and {observation.m} keys; a rollout needs layers of one sequence: "

@@ -181,7 +181,7 @@ def _strips(
             duplicate = (ids[at].unsqueeze(-1) == ids) & (delta[0] < 0)
         if text and probe.block:
             same, followers, later = probe.earlier(0)[at], probe.earlier(1)[at], probe.later()[at]
-        counted = observation.counted[batch, 0].cpu()[at]
+        counted = observation.counted[batch].any(0).cpu()[at]  # a head's own empty rows are told by what it sees
         if grid is not None:
             counted = counted & (place < places).any(-1)  # a class token stands nowhere
         previous = delta[0] == -1 if grid is None else none

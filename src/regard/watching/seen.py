@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from regard.files import renamed
 from regard.observables import ROW_VALUES, Observation
-from regard.watching import recording, table
+from regard.watching import page, recording, table
 from regard.watching.words import is_cross
 
 __all__ = ["Seen", "open_recording"]
@@ -34,6 +35,7 @@ class Seen(Mapping[str, Observation]):
     def __init__(self, calls: dict[str, list[Observation]] | None = None, **about: Any) -> None:
         self.calls: dict[str, list[Observation]] = {} if calls is None else calls
         self.about: dict[str, Any] = about  # what the recording is of: model, tokens
+        self.on_add: Callable[[], Any] | None = None  # called at each addition: for a progress bar
 
     def save(self, folder: str | os.PathLike[str], *, tokens: Sequence[str] | None = None, **about: Any) -> None:
         """Write a folder that ``regard.watching.open`` reads back; see ``recording``.
@@ -47,6 +49,8 @@ class Seen(Mapping[str, Observation]):
     def add(self, path: str, observation: Observation) -> None:
         """One more call of a module."""
         self.calls.setdefault(path, []).append(observation)
+        if self.on_add is not None:
+            self.on_add()
 
     def heads(self) -> list[dict[str, Any]]:
         """One row a head: path, head, counted rows and the means that ``watching.table`` names; plain numbers."""
@@ -63,6 +67,20 @@ class Seen(Mapping[str, Observation]):
     def to_json(self, file: str | os.PathLike[str] | None = None) -> str:
         """The heads as JSON, written to ``file`` where one is given."""
         return written(table.as_json(self.heads()), file)
+
+    def to_html(self, file: str | os.PathLike[str] | None = None, *, batch: int = 0) -> str:
+        """One offline page of all heads, written to ``file`` where one is given; see ``watching.page``.
+
+        It shows what was observed: maps need ``Observe(map=64)``, the view on the text ``top=8``, which is what
+        ``watching.LOOK`` asks for. Words come from ``about["tokens"]``.
+        """
+        return written(page.html(self, batch=batch), file)
+
+    def _repr_html_(self) -> str:
+        """In a notebook a recording shows itself: the page, in a frame of its own."""
+        if not self.calls:
+            return escape(repr(self))
+        return f'<iframe srcdoc="{escape(self.to_html())}" style="width: 100%; height: 720px; border: 0"></iframe>'
 
     def to_pandas(self) -> Any:
         """The heads as a ``pandas.DataFrame``; pandas must be installed."""

@@ -27,8 +27,12 @@ class Visitor:
         self.paths = {module: path for path, module in model.named_modules()}
 
     def wants(self, path: str) -> bool:
-        """Whether a module's calls are visited at all."""
+        """Whether a module's call is visited; asked when it comes."""
         return True
+
+    def may_want(self, path: str) -> bool:
+        """Whether any call of a module may be visited; asked before there are any."""
+        return self.wants(path)
 
     def spec(self, path: str, n: int, cross: bool | None, queries: Tensor | None) -> Observe | None:
         """What to measure there, for n queries; None measures nothing.
@@ -42,6 +46,10 @@ class Visitor:
 
     def result(self, path: str, out: Tensor, v: Tensor) -> Tensor:
         """``out [*B, H, n, E]``, what the heads give before W_O, from ``v [*B, G, m, E]``; comes before ``add``."""
+        return out
+
+    def leave(self, path: str, out: Tensor, v: Tensor) -> Tensor:
+        """``out`` as all have left it, after ``add``; the same numbers are given back, perhaps laid out anew."""
         return out
 
     def attend(
@@ -74,10 +82,13 @@ def attended(
     Each measures for itself, and sees the output as those before have left it.
     """
     out = observation = None
-    for visitor, path in visitors:
-        if visitor.wants(path):
-            out, seen = visitor.attend(path, q, k, v, out=out, **call)
-            observation = observation or seen
+    wanted = [(visitor, path) for visitor, path in visitors if visitor.wants(path)]
+    for visitor, path in wanted:
+        out, seen = visitor.attend(path, q, k, v, out=out, **call)
+        observation = observation or seen
+    for visitor, path in wanted:
+        assert out is not None
+        out = visitor.leave(path, out, v)
     if out is None:
         call = {name: x for name, x in call.items() if name not in ("cross", "queries")}
         out = attention(q, k, v, **call)

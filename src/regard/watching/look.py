@@ -1,0 +1,128 @@
+"""A loaded model on one text or picture, every head watched, and what was read kept beside it."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from regard.models import ImageModel, TextDecoder, TextEncoder, TextToText
+from regard.models.images import Picture
+from regard.models.model import Model
+from regard.nn import MultiHeadAttention
+from regard.observables import Observe
+from regard.shapes import integer
+from regard.watching.recorder import Layers
+from regard.watching.seen import Seen
+from regard.watching.watch import watch
+
+__all__ = ["LOOK", "look"]
+
+LOOK = Observe(map=64, profile=32, key_mass=True, top=8)  # what the page shows
+PICTURE = 256  # pixels a side of the picture that is kept
+ANSWER = 64  # tokens that a text-to-text model writes
+
+
+def look(
+    model: Model,
+    text: str | None = None,
+    picture: Picture | None = None,
+    *,
+    observe: Observe = LOOK,
+    layers: Layers = None,
+    tokens: int | None = None,
+    words: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> Seen:
+    """Watch a model of ``regard.models`` on a text, or an image model on a picture.
+
+    ``seen.about`` then has the ``tokens`` (a text-to-text model's answer, and its ``source``), or the picture with the
+    ``grid`` of its patches; ``words=False`` leaves all of that out. ``tokens`` cuts a text to its first ones.
+    """
+    if (text is None) == (picture is None):
+        raise ValueError("give a text or a picture, one of them")
+    about: dict[str, Any]
+    if picture is not None:
+        run, about, observe = _picture(model, picture, observe)
+    else:
+        assert text is not None
+        run, about = _text(model, text, tokens)
+    with torch.no_grad(), watch(model, observe, layers=layers) as seen:
+        if progress is not None:
+            seen.on_add = _counting(progress, sum(isinstance(x, MultiHeadAttention) for x in model.modules()))
+        run()
+    seen.about |= about if words else {name: x for name, x in about.items() if name == "grid"}
+    seen.about["model"] = model.config.architecture or model.config.kind
+    return seen
+
+
+def _counting(progress: Callable[[int, int], None], total: int) -> Callable[[], None]:
+    done = 0
+
+    def one() -> None:
+        nonlocal done
+        done += 1
+        progress(done, total)
+
+    return one
+
+
+def _text(model: Model, text: str, most: int | None) -> tuple[Callable[[], Any], dict[str, Any]]:
+    ids = model.text.encode(text)
+    if most is not None:
+        ids = ids[: integer("tokens", most, least=1)]
+    if not ids:
+        raise ValueError("the text is empty: there is nothing to read")
+    given = torch.tensor([ids])
+    words = _spoken(model, ids)
+    if isinstance(model, TextToText):
+        start = torch.tensor([[model.begins]])
+        written = model.generate([ids], ANSWER)
+        assert isinstance(written, Tensor)  # ids in, ids out
+        answer = torch.cat([start, written], 1)
+        return lambda: model(given, answer), {"tokens": _spoken(model, answer[0].tolist()), "source": words}
+    if not isinstance(model, TextEncoder | TextDecoder):
+        raise ValueError(f"a {model.config.kind} reads no text; give it a picture")
+    # Vectors alone: the logits of a long text take more memory than all its heads.
+    return lambda: model.hidden(given), {"tokens": words}
+
+
+def _picture(model: Model, picture: Picture, observe: Observe) -> tuple[Callable[[], Any], dict[str, Any], Observe]:
+    if not isinstance(model, ImageModel):
+        raise ValueError(f"a {model.config.kind} reads no pictures; give it a text")
+    pixels = model.images(picture)
+    grid = model.vit.grid
+    wide = max(grid) - 1  # offsets beyond the picture are none
+    asked = replace(observe, grid=grid, profile=None if observe.profile is None else min(wide, max(observe.radii())))
+    return lambda: model.hidden(pixels), {"grid": list(grid), "image": _shown(pixels[0])}, asked
+
+
+def _shown(pixels: Tensor) -> str:
+    """What the model sees, ``[C, height, width]``, as a small PNG in a line of text."""
+    low, high = pixels.amin(), pixels.amax()
+    scaled = ((pixels - low) / (high - low).clamp(min=1e-9) * 255).round().byte().permute(1, 2, 0).numpy()
+    image = Image.fromarray(np.ascontiguousarray(scaled[..., 0] if scaled.shape[-1] == 1 else scaled))
+    image.thumbnail((PICTURE, PICTURE))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def _spoken(model: Model, ids: Sequence[int]) -> list[str]:
+    """Each token as the vocabulary writes it, but characters for what byte-level vocabularies spell byte by byte."""
+    found = []
+    for i, token in zip(ids, model.text.tokens(ids), strict=True):
+        body = token.lstrip("ĠĊ▁")
+        if not body.isascii():
+            said = model.text.decode([i])
+            if said.strip() and "�" not in said:
+                token = token[: len(token) - len(body)] + said.strip()
+        found.append(token)
+    return found

@@ -1,0 +1,163 @@
+"""`look`, in Python and on the command line: a model on a text or a picture, and what is written of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import make, write
+from commands import command
+from PIL import Image
+from test_models import BERT, GPT2, IMAGES, LLAMA, T5
+
+import regard.watching
+from regard.models import load
+from regard.models.model import Model
+from regard.watching import look
+
+TEXT = "the cat sat on the mat, and the cat saw the hat"
+BYTES = {"vocab_size": 256}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    cases = {
+        "llama": ("LlamaForCausalLM", LLAMA | BYTES),
+        "gpt2": ("GPT2LMHeadModel", GPT2 | BYTES | {"n_positions": 64}),
+        "bert": ("BertModel", BERT | BYTES | {"max_position_embeddings": 64}),
+        "t5": ("T5ForConditionalGeneration", T5 | BYTES),
+        "vit": IMAGES[0],
+    }
+    return {name: write(make(*case), root / name) for name, case in cases.items()}
+
+
+@pytest.fixture(scope="module")
+def models(folders: dict[str, Path]) -> dict[str, Model]:
+    return {name: load(folder) for name, folder in folders.items()}
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("pictures") / "noise.png"
+    noise = np.random.default_rng(0).integers(0, 256, (17, 23, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(file)
+    return file
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+def test_a_text(models: dict[str, Model], name: str) -> None:
+    steps: list[tuple[int, int]] = []
+    seen = look(models[name], TEXT, progress=lambda done, of: steps.append((done, of)))
+    assert seen.about["tokens"] == list(TEXT) and steps == [(i + 1, len(seen)) for i in range(len(seen))]
+    for observation in seen.values():
+        assert observation.n == observation.m == len(TEXT)
+        assert observation.map is not None and observation.top is not None and observation.profile is not None
+    first = look(models[name], TEXT, tokens=5, words=False)
+    assert "tokens" not in first.about and next(iter(first.values())).n == 5
+
+
+def test_text_to_text_has_a_source_and_an_answer(models: dict[str, Model]) -> None:
+    seen = look(models["t5"], TEXT)
+    assert seen.about["source"] == list(TEXT)
+    answer = seen.about["tokens"]
+    cross = seen["decoder.blocks.0.cross"]
+    assert cross.m == len(TEXT) and cross.n == len(answer) > 1
+    page = seen.to_html()
+    assert "decoder.blocks.0.cross" in page
+
+
+def test_a_picture(models: dict[str, Model], picture: Path) -> None:
+    model = models["vit"]
+    seen = look(model, picture=picture)
+    height, width = model.vit.grid  # type: ignore[union-attr]
+    observation = next(iter(seen.values()))
+    assert seen.about["grid"] == [height, width] and observation.m == height * width + 1
+    assert seen.about["image"].startswith("data:image/png;base64,") and observation.observe.grid == (height, width)
+    assert "image" not in look(model, picture=picture, words=False).about
+    assert seen.about["image"] in seen.to_html()
+
+
+def test_refusals(models: dict[str, Model], picture: Path) -> None:
+    with pytest.raises(ValueError, match="a text or a picture, one of them"):
+        look(models["llama"])
+    with pytest.raises(ValueError, match="a text or a picture, one of them"):
+        look(models["llama"], TEXT, picture)
+    with pytest.raises(ValueError, match="a llama reads no pictures; give it a text"):
+        look(models["llama"], picture=picture)
+    with pytest.raises(ValueError, match="the text is empty"):
+        look(models["llama"], "")
+    with pytest.raises(ValueError, match="a vit reads no text; give it a picture"):
+        look(models["vit"], TEXT)
+
+
+Run = Callable[..., tuple[int, str, list[str]]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return partial(command, monkeypatch, capsys)
+
+
+def test_the_command(run: Run, folders: dict[str, Path], tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    out, page = tmp_path / "recording", tmp_path / "page.html"
+    code, said, _ = run("look", folders["llama"], "--text", text, "--out", out, "--html", page, "--most", 2, "--keep")
+    lines = said.splitlines()
+    assert code == 0 and lines[0].startswith("6 heads of") and "2 of 6 heads" in said
+    assert max(map(len, lines[:-2])) <= 80
+    seen = regard.watching.open(out)
+    assert seen.about["tokens"] == list(TEXT) and seen["decoder.blocks.0.attention"].weights(0).shape == (47, 47)
+    assert page.read_text().startswith("<!doctype html>")
+
+    _, again, _ = run("look", out, "--most", 2, "--no-text", "--html", tmp_path / "bare.html")
+    assert again.splitlines()[:4] == lines[:4]
+    assert '"tokens":["t","h","e"' not in (tmp_path / "bare.html").read_text()
+
+    code, _, _ = run("look", folders["llama"], "-", "--no-text", "--out", tmp_path / "bare", stdin=TEXT.encode())
+    assert code == 0
+    assert not {"tokens", "source", "image"} & set(json.loads((tmp_path / "bare" / "recording.json").read_text()))
+
+
+@pytest.mark.usefixtures("full_tiles")
+def test_the_command_names_heads(run: Run, folders: dict[str, Path]) -> None:
+    code, said, _ = run("look", folders["llama"], "--kinds")
+    assert code == 0 and "kinds (confidence)" in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give what to look at: --text FILE, --image FILE, or - for a text from standard input"),
+        (("text.txt",), "'text.txt' is neither - nor an option; a text's file is given as --text text.txt"),
+        (("--text", "missing.txt"), "missing.txt"),
+        (("-",), "- is no UTF-8 text"),
+        (("-", "--sort", "colour"), "sort is 'colour'; there are entropy"),
+    ],
+)
+def test_the_command_refuses_in_one_line(
+    run: Run, folders: dict[str, Path], arguments: tuple[str, ...], said: str
+) -> None:
+    given = TEXT.encode() if "--sort" in arguments else b"\xff\xfe\xff"
+    code, _, lines = run("look", folders["llama"], *arguments, stdin=given)
+    assert code == 2 and said in lines[-1] and not any("Traceback" in line for line in lines)
+
+
+def test_a_recording_reads_nothing(run: Run, folders: dict[str, Path], tmp_path: Path) -> None:
+    look(load(folders["llama"]), TEXT).save(tmp_path / "r")
+    code, _, lines = run("look", tmp_path / "r", "--text", "x.txt")
+    assert code == 2 and "is a recording" in lines[-1]
+
+
+@torch.no_grad()
+def test_a_recording_shows_itself_in_a_notebook(models: dict[str, Model]) -> None:
+    shown = look(models["llama"], TEXT)._repr_html_()
+    assert shown.startswith('<iframe srcdoc="&lt;!doctype html&gt;') and shown.count('"') == 4
+    assert regard.watching.Seen()._repr_html_() == "Seen(0 places, 0 calls)"
