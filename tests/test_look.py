@@ -6,14 +6,17 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from checkpoints import make, write
+from checkpoints import make, transformers, write
 from commands import command
 from PIL import Image
 from test_models import BERT, GPT2, IMAGES, LLAMA, T5
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import models as models_of_tokens
 
 import regard.watching
 from regard.models import load
@@ -50,6 +53,14 @@ def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+Run = Callable[..., tuple[int, str, list[str]]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return partial(command, monkeypatch, capsys)
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
 def test_a_text(models: dict[str, Model], name: str) -> None:
     steps: list[tuple[int, int]] = []
@@ -83,25 +94,44 @@ def test_a_picture(models: dict[str, Model], picture: Path) -> None:
     assert seen.about["image"] in seen.to_html()
 
 
+def theirs(kind: str, entries: dict[str, Any], folder: Path) -> Path:
+    """A folder of a kind that only transformers knows, with a tokenizer of letters."""
+    letters = {letter: i + 3 for i, letter in enumerate(sorted(set(TEXT)))}
+    tokenizer = Tokenizer(models_of_tokens.WordLevel({"<pad>": 0, "</s>": 1, "<unk>": 2, **letters}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    model = make(kind, entries)
+    model.save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>").save_pretrained(folder)
+    return folder
+
+
+def test_models_that_only_transformers_knows(run: Run, tmp_path: Path) -> None:
+    gemma = theirs("Gemma2ForCausalLM", LLAMA | {"vocab_size": 61, "head_dim": 4}, tmp_path / "gemma")
+    code, said, _ = run("look", gemma, "-", "--html", tmp_path / "page.html", stdin=TEXT.encode())
+    assert code == 0 and said.startswith("6 heads of layers.*.self_attn")
+    assert '"t","h","e"' in (tmp_path / "page.html").read_text()
+    bart = {"vocab_size": 61, "d_model": 12, "max_position_embeddings": 64, "decoder_start_token_id": 1}
+    bart |= {f"{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    bart |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "forced_eos_token_id": None}
+    folder = theirs("BartForConditionalGeneration", bart, tmp_path / "bart")
+    code, said, _ = run("look", folder, "-", "--out", tmp_path / "seen", stdin=TEXT.encode())
+    seen = regard.watching.open(tmp_path / "seen")
+    assert code == 0 and seen.about["source"] == list(TEXT)
+    assert seen["model.decoder.layers.0.encoder_attn"].m == len(TEXT)
+    assert seen["model.decoder.layers.0.encoder_attn"].n == len(seen.about["tokens"])
+
+
 def test_refusals(models: dict[str, Model], picture: Path) -> None:
     with pytest.raises(ValueError, match="a text or a picture, one of them"):
         look(models["llama"])
     with pytest.raises(ValueError, match="a text or a picture, one of them"):
         look(models["llama"], TEXT, picture)
-    with pytest.raises(ValueError, match="a llama reads no pictures; give it a text"):
+    with pytest.raises(ValueError, match="a llama reads no pictures here; give it a text"):
         look(models["llama"], picture=picture)
     with pytest.raises(ValueError, match="the text is empty"):
         look(models["llama"], "")
     with pytest.raises(ValueError, match="a vit reads no text; give it a picture"):
         look(models["vit"], TEXT)
-
-
-Run = Callable[..., tuple[int, str, list[str]]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return partial(command, monkeypatch, capsys)
 
 
 def test_the_command(run: Run, folders: dict[str, Path], tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from regard.watching import scoring
 from regard.watching.probes import Probe
 from regard.watching.scoring import score
 
-N = 13
 BLOCK, START = 3, 2  # two special tokens, four blocks of three, one at the end: 15
 
 

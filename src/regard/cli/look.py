@@ -6,15 +6,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import nn
 
 from regard import models, watching
-from regard.models.model import Model
+from regard.models.folder import Folder
 from regard.watching import Seen, heads
 from regard.watching.look import LOOK
 from regard.watching.look import look as watched
@@ -53,14 +55,14 @@ def look(
         if no_text:
             seen.about = {name: x for name, x in seen.about.items() if name not in ("tokens", "source", "image")}
     else:
-        loaded = models.load(model)
+        loaded, tokenizer = _loaded(model)
         if kinds:
             with _bar("scoring") as progress:
-                found = heads.atlas(loaded, progress=progress)
+                found = heads.atlas(loaded, tokenizer, progress=progress)
             console.print(found.table(sort if sort != "peak" else None, most or None))
             if not (text or image or given):
                 return
-        seen = _run(loaded, given, text, image, tokens, layers, keep, no_text)
+        seen = _run(loaded, tokenizer, given, text, image, tokens, layers, keep, no_text)
     shown = min(most or 10**9, len(seen.heads()))
     console.print(seen.table(sort, most or None))
     if shown < len(seen.heads()):
@@ -73,8 +75,22 @@ def look(
         console.print(f"page: {html} ({html.stat().st_size / 1e6:.1f} MB)", highlight=False, soft_wrap=True)
 
 
+def _loaded(folder: Path) -> tuple[nn.Module, Any]:
+    """A model of ours, or of a kind that only ``transformers`` knows, then with its tokenizer."""
+    kind = Folder(folder).config.kind
+    if kind in models.known() or find_spec("transformers") is None:
+        return models.load(folder), None
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    reads = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModel
+    loaded = reads.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    return loaded.eval(), transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
 def _run(
-    model: Model,
+    model: nn.Module,
+    tokenizer: Any,
     given: str | None,
     text: Path | None,
     image: Path | None,
@@ -93,6 +109,7 @@ def _run(
             model,
             words,
             image,
+            tokenizer=tokenizer,
             observe=replace(LOOK, keep=keep),
             layers=layers,
             tokens=tokens,
@@ -116,7 +133,7 @@ def _read(file: Path) -> str:
 
 
 @contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+def _bar(what: str) -> Iterator[Callable[[int, int | None], None]]:
     """A progress bar on standard error, where that is a terminal."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn())
     console = Console(stderr=True)

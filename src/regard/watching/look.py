@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.models import ImageModel, TextDecoder, TextEncoder, TextToText
 from regard.models.images import Picture
@@ -31,17 +31,20 @@ ANSWER = 64  # tokens that a text-to-text model writes
 
 
 def look(
-    model: Model,
+    model: nn.Module,
     text: str | None = None,
     picture: Picture | None = None,
     *,
+    tokenizer: Any = None,
     observe: Observe = LOOK,
     layers: Layers = None,
     tokens: int | None = None,
     words: bool = True,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int | None], None] | None = None,
 ) -> Seen:
     """Watch a model of ``regard.models`` on a text, or an image model on a picture.
+
+    A text model of ``transformers`` comes with its ``tokenizer``.
 
     ``seen.about`` then has the ``tokens`` (a text-to-text model's answer, and its ``source``), or the picture with the
     ``grid`` of its patches; ``words=False`` leaves all of that out. ``tokens`` cuts a text to its first ones.
@@ -49,27 +52,35 @@ def look(
     if (text is None) == (picture is None):
         raise ValueError("give a text or a picture, one of them")
     about: dict[str, Any]
+    if isinstance(model, Model) == (tokenizer is not None):
+        what = (
+            "brings its own tokenizer" if isinstance(model, Model) else "needs a tokenizer: look(model, …, tokenizer=…)"
+        )
+        raise ValueError(f"{type(model).__name__} {what}")
     if picture is not None:
         run, about, observe = _picture(model, picture, observe)
     else:
         assert text is not None
-        run, about = _text(model, text, tokens)
+        run, about = _text(model, text, tokens) if isinstance(model, Model) else _theirs(model, tokenizer, text, tokens)
     with torch.no_grad(), watch(model, observe, layers=layers) as seen:
         if progress is not None:
             seen.on_add = _counting(progress, sum(isinstance(x, MultiHeadAttention) for x in model.modules()))
         run()
+    if not seen:
+        raise ValueError(f"{type(model).__name__} called no attention that can be seen (docs/watching.md)")
     seen.about |= about if words else {name: x for name, x in about.items() if name == "grid"}
-    seen.about["model"] = model.config.architecture or model.config.kind
+    if isinstance(model, Model):
+        seen.about["model"] = model.config.architecture or model.config.kind
     return seen
 
 
-def _counting(progress: Callable[[int, int], None], total: int) -> Callable[[], None]:
+def _counting(progress: Callable[[int, int | None], None], total: int) -> Callable[[], None]:
     done = 0
 
     def one() -> None:
         nonlocal done
         done += 1
-        progress(done, total)
+        progress(done, total or None)  # how many there are in a model of others shows at the end
 
     return one
 
@@ -94,9 +105,24 @@ def _text(model: Model, text: str, most: int | None) -> tuple[Callable[[], Any],
     return lambda: model.hidden(given), {"tokens": words}
 
 
-def _picture(model: Model, picture: Picture, observe: Observe) -> tuple[Callable[[], Any], dict[str, Any], Observe]:
+def _theirs(model: Any, tokenizer: Any, text: str, most: int | None) -> tuple[Callable[[], Any], dict[str, Any]]:
+    """A text model of ``transformers``."""
+    ids = tokenizer(text)["input_ids"][:most]
+    if not ids:
+        raise ValueError("the text is empty: there is nothing to read")
+    given = torch.tensor([ids])
+    words = tokenizer.convert_ids_to_tokens(ids)
+    if not model.config.is_encoder_decoder:
+        return lambda: model(given), {"tokens": words}
+    answer = model.generate(given, max_new_tokens=ANSWER, do_sample=False)
+    said = {"tokens": tokenizer.convert_ids_to_tokens(answer[0].tolist()), "source": words}
+    return lambda: model(given, decoder_input_ids=answer), said
+
+
+def _picture(model: nn.Module, picture: Picture, observe: Observe) -> tuple[Callable[[], Any], dict[str, Any], Observe]:
     if not isinstance(model, ImageModel):
-        raise ValueError(f"a {model.config.kind} reads no pictures; give it a text")
+        kind = model.config.kind if isinstance(model, Model) else type(model).__name__
+        raise ValueError(f"a {kind} reads no pictures here; give it a text")
     pixels = model.images(picture)
     grid = model.vit.grid
     wide = max(grid) - 1  # offsets beyond the picture are none

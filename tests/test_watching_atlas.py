@@ -1,0 +1,295 @@
+"""The head atlas from end to end on tiny models, untrained twins, and rollout against the dense product."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import make, write
+from rich.console import Console
+from rich.table import Table
+from test_models import BERT, GPT2, IMAGES, T5, VIT, ids
+from test_watching_kinds import bert_like, in_transformers
+from torch import Tensor, nn
+
+from regard import Observe, Padding, watch
+from regard.models import load
+from regard.models.text import Bytes
+from regard.nn import Decoder, Encoder, EncoderDecoder, VisionTransformer
+from regard.watching import ablate
+from regard.watching.atlas import COLUMNS, Atlas
+from regard.watching.heads import atlas, untrained
+from regard.watching.kinds import KINDS
+from regard.watching.rollout import rollout
+
+pytestmark = pytest.mark.usefixtures("full_tiles")
+SIZES = {"tokens": 23, "block": 7}
+WORDS = " ".join(f"w{(i * i) % 89}" for i in range(200))
+
+
+def decoder(seed: int = 0, **options: Any) -> nn.Module:
+    torch.manual_seed(seed)
+    return Decoder(12, heads=3, layers=2, vocab=256, **options).eval()
+
+
+TEXTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], int, int]] = {
+    "ours": (decoder, Bytes, 2, 3),
+    "ours both": (lambda: EncoderDecoder(12, heads=3, layers=1, vocab=256).eval(), Bytes, 3, 3),
+    "gpt2": (lambda: make("GPT2LMHeadModel", GPT2 | {"vocab_size": 100, "n_positions": 29}), in_transformers, 2, 3),
+    "bert": (lambda: make("BertModel", BERT | {"vocab_size": 100, "max_position_embeddings": 29}), bert_like, 2, 3),
+    "t5": (lambda: make("T5ForConditionalGeneration", T5 | {"vocab_size": 100, "num_layers": 1}), bert_like, 3, 3),
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_from_end_to_end(kind: str, tmp_path: Path) -> None:
+    build, tokenizer, layers, heads = TEXTS[kind]
+    torch.manual_seed(0)
+    model, calls = build(), []
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    found = atlas(model, tokenizer(), text=WORDS * 3, **SIZES, progress=lambda k, of: calls.append((k, of)))
+    torch.manual_seed(11)  # another state of torch's generator changes nothing
+    again = atlas(model, tokenizer(), text=WORDS * 3, **SIZES)
+    assert found.to_json() == again.to_json() and found.model == type(model).__name__
+    total = 2 * 3 * layers  # twins, probes, layers
+    assert calls == [(k + 1, total) for k in range(total)]
+    assert [(row["layer"], row["head"]) for row in found.rows] == [(i, h) for i in range(layers) for h in range(heads)]
+    for name, x in model.state_dict().items():
+        assert torch.equal(x, before[name])
+    for row in found.rows:
+        assert set(row["scores"]) == set(row["untrained"]) == {"natural", "repeated", "random"}
+        assert all(row[name] is None or math.isfinite(row[name]) for name in COLUMNS)
+        assert row["sinks"] is not None and row["moved"] is not None and row["induction"] is not None
+        assert row["scores"] != row["untrained"]
+    check_files(found, tmp_path)
+    for column in ("sinks", "averaging", "induction"):
+        pairs = found.top(column, 2)
+        values = [row[column] if column in COLUMNS else row["kinds"][column]["confidence"] for row in found.rows]
+        places = {(row["path"], row["head"]): x for row, x in zip(found.rows, values, strict=True)}
+        assert [places[pair] for pair in pairs] == sorted(values)[::-1][:2]
+        with torch.no_grad(), ablate(model, pairs):
+            run(model, torch.ones(1, 5, dtype=torch.int64))
+    alone = atlas(
+        model, tokenizer(), text=WORDS * 3, **SIZES, control=False, progress=lambda k, of: calls.append((k, of))
+    )
+    assert calls[-1] == (total // 2, total // 2) and all(row["untrained"] is None for row in alone.rows)
+    assert json.dumps([row["scores"] for row in alone.rows]) == json.dumps([row["scores"] for row in found.rows])
+
+
+def run(model: nn.Module, text: Tensor) -> Any:
+    if isinstance(model, EncoderDecoder):
+        return model(text, text)
+    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return model(input_ids=text, decoder_input_ids=text) if both else model(text)
+
+
+def check_files(found: Atlas, folder: Path) -> None:
+    read = json.loads(found.to_json(folder / "a.json"), parse_constant=lambda x: pytest.fail(f"{x} is no JSON"))
+    assert json.loads((folder / "a.json").read_text()) == read and read["columns"] == COLUMNS
+    assert [row["head"] for row in read["heads"]] == [row["head"] for row in found.rows]
+    found.to_csv(folder / "a.csv")
+    lines = list(csv.DictReader(io.StringIO((folder / "a.csv").read_text())))
+    for line, row in zip(lines, found.rows, strict=True):
+        assert (line["path"], int(line["layer"]), int(line["head"])) == (row["path"], row["layer"], row["head"])
+        assert {name: float(line[name]) if line[name] else None for name in COLUMNS} == {k: row[k] for k in COLUMNS}
+        assert line["labels"].split() == row["labels"]
+        for kind in KINDS:
+            sure = row["kinds"].get(kind, {}).get("confidence")
+            assert line[f"{kind} confidence"] == ("" if sure is None else str(sure))
+    assert found.table().row_count == len(found.rows) and found.table("sinks", 2).row_count == 2
+    Console(file=io.StringIO()).print(found.table("sinks"))
+
+
+def cells(table: Table, column: str) -> list[str]:
+    return [str(x) for x in next(c for c in table.columns if c.header == column).cells]
+
+
+def test_comparing() -> None:
+    options = {"control": False, **SIZES}
+    a, b = (atlas(decoder(seed), Bytes(), **options) for seed in (0, 1))
+    table = a.compare(b, "distance", 4)
+    changes = [y["distance"] - x["distance"] for x, y in zip(a.rows, b.rows, strict=True)]
+    order = sorted(range(6), key=lambda i: -abs(changes[i]))[:4]
+    assert cells(table, "change") == [f"{changes[i]:+.2f}" for i in order]
+    assert cells(table, "head") == [f"{i // 3}.{i % 3}" for i in order]
+    torch.manual_seed(0)
+    for other in (Decoder(12, heads=2, layers=2, vocab=256), Decoder(12, heads=3, layers=3, vocab=256)):
+        with pytest.raises(ValueError, match="atlases of one shape are compared"):
+            a.compare(atlas(other, Bytes(), **options), "sinks")
+    for wrong in (lambda: a.compare(b, "colour"), lambda: a.top("colour"), lambda: a.table("colour")):
+        with pytest.raises(ValueError, match="there is no column 'colour'"):
+            wrong()
+
+
+def test_refusals(tmp_path: Path) -> None:
+    model = decoder()
+    with pytest.raises(TypeError, match="model must be"):
+        atlas(3)
+    with pytest.raises(ValueError, match="Decoder brings no tokenizer"):
+        atlas(model)
+    for given in ({"images": torch.zeros(1, 3, 4, 4)}, {"grid": (2, 2)}):
+        with pytest.raises(ValueError, match="images and grid go together"):
+            atlas(model, Bytes(), **given)
+    with pytest.raises(ValueError, match="ordinary tokens; 300 different ones are needed"):
+        atlas(model, Bytes(), block=100)
+    with pytest.raises(ValueError, match="Sequential called no attention that can be seen"):
+        atlas(nn.Sequential(nn.Embedding(256, 3)), Bytes(), **SIZES)
+    assert model.training is False and atlas(model.train(), Bytes(), control=False, **SIZES) and model.training
+
+
+def test_own_call_and_own_tokenizer(tmp_path: Path) -> None:
+    theirs = make("GPT2LMHeadModel", GPT2 | {"vocab_size": 100, "n_positions": 29})
+    bert_like(0, 0).save(str(write(theirs, tmp_path / "m") / "tokenizer.json"))
+    ours = load(tmp_path / "m")
+    by_itself = atlas(ours, text=WORDS, **SIZES, control=False)
+    called = atlas(ours, text=WORDS, **SIZES, control=False, call=lambda model, given: model(given))
+    assert by_itself.to_json() == called.to_json()
+    of_theirs = atlas(theirs, bert_like(0, 0), text=WORDS, **SIZES, control=False)
+    for a, b in zip(by_itself.rows, of_theirs.rows, strict=True):
+        assert [a[name] for name in COLUMNS] == pytest.approx([b[name] for name in COLUMNS], rel=1e-3, abs=1e-4)
+
+
+def vits() -> list[nn.Module]:
+    torch.manual_seed(4)
+    ours = VisionTransformer(image=(8, 12), patch=4, classes=5, d=12, heads=3, layers=2).eval()
+    return [ours, make(IMAGES[1][0], VIT | {"image_size": (8, 12), "num_labels": 3})]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@torch.no_grad()
+def test_images(which: int) -> None:
+    model, pictures = vits()[which], torch.randn(2, 3, 8, 12, generator=torch.Generator().manual_seed(1))
+    found = atlas(model, images=pictures, grid=(2, 3))
+    assert len(found.rows) == 6 and found.to_json() == atlas(model, images=pictures, grid=(2, 3)).to_json()
+    with watch(model, Observe(keep=True)) as seen:
+        model(pictures)
+    for row in found.rows:
+        raw = renormalised = 0.0
+        for batch in range(2):
+            A = seen[row["path"]].weights(row["head"], batch=batch).double()
+            for i in range(6):
+                for j in range(6):
+                    far = math.hypot(i // 3 - j // 3, i % 3 - j % 3) / 12
+                    raw += float(A[i + 1, j + 1]) * far
+                    renormalised += float(A[i + 1, j + 1] / A[i + 1, 1:].sum()) * far
+        assert row["distance"] == pytest.approx(raw, rel=1e-5)
+        assert row["scores"]["natural"]["clean"]["distance"] == pytest.approx(renormalised, rel=1e-5)
+        assert row["induction"] is None and row["previous"] is None and row["moved"] is not None
+        assert {"induction", "duplicate", "previous"}.isdisjoint(row["kinds"])
+    json.loads(found.to_json(), parse_constant=lambda x: pytest.fail(x))
+
+
+@pytest.mark.parametrize("kind", ["ours", "gpt2", "t5", "vit", "theirs vit"])
+def test_untrained(kind: str) -> None:
+    model = vits()[kind != "vit"] if "vit" in kind else TEXTS[kind][0]()
+    before, state = {name: x.clone() for name, x in model.state_dict().items()}, torch.get_rng_state()
+    twin, again = untrained(model), untrained(model)
+    assert torch.equal(torch.get_rng_state(), state) and type(twin) is type(model)
+    assert twin.training == model.training
+    for name, x in model.state_dict().items():
+        assert torch.equal(x, before[name])
+        assert twin.state_dict()[name].shape == x.shape and twin.state_dict()[name].dtype == x.dtype
+        assert torch.equal(twin.state_dict()[name], again.state_dict()[name])
+        if x.ndim > 1:
+            assert not torch.equal(twin.state_dict()[name], x), name
+    assert {p.data_ptr() for p in model.parameters()}.isdisjoint(p.data_ptr() for p in twin.parameters())
+    assert untrained(model.train()).training and not untrained(model.eval()).training
+
+
+# --- rollout -------------------------------------------------------------------------------------------------------
+
+
+def product(seen: Any, batch: int, residual: float = 0.5, moved: bool = False) -> Tensor:
+    """``Π (r I + (1 − r) Ā)``, dense, the last layer on the left."""
+    R = torch.eye(7, dtype=torch.float64)
+    for observation in seen.values():
+        maps = []
+        for head in range(3):
+            A = observation.weights(head, batch=batch).double()
+            A = A * observation.value_norm[batch, head].double() if moved else A
+            maps.append(A / A.sum(-1, keepdim=True))
+        R = (residual * torch.eye(7) + (1 - residual) * torch.stack(maps).mean(0)) @ R
+    return R
+
+
+@pytest.mark.parametrize("cells", [2**22, 8])
+@pytest.mark.parametrize("options", [{}, {"sinks": True}])
+@torch.no_grad()
+def test_rollout(cells: int, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["regard.watching.rollout"], "CELLS", cells)
+    for model in (decoder(**options), Three(options)):
+        with watch(model, Observe(keep=True), values=True) as seen:
+            model(ids())
+        for batch in (0, 2):
+            for moved in (False, True):
+                R = product(seen, batch, moved=moved)
+                assert torch.allclose(rollout(seen, None, batch=batch, moved=moved), R, atol=1e-6)
+            assert torch.allclose(rollout(seen, batch=batch), product(seen, batch)[-1:], atol=1e-6)
+            some = rollout(seen, [3, -2, 0], batch=batch, residual=0.3)
+            assert torch.allclose(some, product(seen, batch, 0.3)[[3, 5, 0]], atol=1e-6)
+            assert torch.allclose(some.sum(-1), torch.ones(3).double())
+        assert torch.equal(rollout(seen, None, residual=1), torch.eye(7).double())
+        first = list(seen)[:1]
+        half = rollout(seen, None, layers=first)
+        assert torch.allclose(half, product({x: seen[x] for x in first}, 0), atol=1e-6)
+
+
+class Three(nn.Module):
+    """An encoder over token ids, three layers deep."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.encoder = Encoder(12, heads=3, layers=3, vocab=37, **options).eval()
+
+    def forward(self, given: Tensor) -> Tensor:
+        return self.encoder(given)
+
+
+@torch.no_grad()
+def test_rollout_refusals() -> None:
+    model = decoder()
+    with watch(model) as empty:
+        pass
+    with pytest.raises(ValueError, match="nothing was seen"):
+        rollout(empty)
+    with watch(model, Observe(keep=True)) as seen:
+        model(ids())
+    for residual in (-0.1, 1.1):
+        with pytest.raises(ValueError, match="a share between 0 and 1"):
+            rollout(seen, residual=residual)
+    with pytest.raises(ValueError, match="values=True"):
+        rollout(seen, moved=True)
+    with pytest.raises(ValueError, match="batch is 3"):
+        rollout(seen, batch=3)
+    with pytest.raises(ValueError, match="rows"):
+        rollout(seen, 7)
+    both = EncoderDecoder(12, heads=3, layers=1, vocab=37).eval()
+    for length in (5, 7):  # a target as long as its source is another text all the same
+        with watch(both, Observe(keep=True)) as seen:
+            both(ids(), ids(3, length))
+        with pytest.raises(ValueError, match=r"decoder\.blocks\.0\.(cross|attention)|encoder"):
+            rollout(seen)
+        assert rollout(seen, layers=["encoder.blocks.0.attention"]).shape == (1, 7)
+        with pytest.raises(ValueError, match=r"decoder\.blocks\.0\.cross"):
+            rollout(seen, layers=["decoder.blocks.0.attention", "decoder.blocks.0.cross"])
+    with watch(model) as seen:
+        model(ids())
+    with pytest.raises(ValueError, match=r"Observe\(keep=True\)"):
+        rollout(seen)
+
+
+@torch.no_grad()
+def test_rows_that_see_nothing_keep_what_they_have() -> None:
+    model = Encoder(12, heads=3, layers=2).eval()
+    with watch(model, Observe(keep=True)) as seen:
+        model(torch.randn(2, 7, 12), mask=Padding([7, 0]))
+    assert torch.equal(rollout(seen, None, batch=1), torch.eye(7).double())
