@@ -72,17 +72,22 @@ def induction_matters(model: Any, found: Atlas, by: str, sets: int) -> dict[str,
     top = found.top("induction", 4)
     others = [pair for pair in found.top("induction") if pair not in top]
     chance = random.Random(0)
-    changes = [without(chance.sample(others, 4)) for _ in range(sets)]
+    drawn = [chance.sample(others, 4) for _ in range(sets)]
+    changes = [without(heads) for heads in drawn]
     ours = without(top)
     return {
-        "top 4": " ".join(f"{path.split('.')[-2]}.{head}" for path, head in top),
+        "top 4": spelled(top),
         "loss, all heads": round(before, 2),
         "change without the top 4": round(ours, 2),
         f"mean change of {sets} random sets": round(statistics.mean(changes), 3),
         "median": round(statistics.median(changes), 3),
-        "largest": round(max(changes), 2),
+        "largest": f"{max(changes):.2f} ({spelled(drawn[changes.index(max(changes))])})",
         "top 4 / mean": round(ours / statistics.mean(changes), 1),
     }
+
+
+def spelled(heads: list[tuple[str, int]]) -> str:
+    return " ".join(f"{path.split('.')[-2]}.{head}" for path, head in heads)
 
 
 if __name__ == "__main__":

@@ -92,13 +92,15 @@ def _text(model: Model, text: str, most: int | None) -> tuple[Callable[[], Any],
     if not ids:
         raise ValueError("the text is empty: there is nothing to read")
     given = torch.tensor([ids])
-    words = _spoken(model, ids)
+    words = _spoken(ids, model.text.tokens(ids), model.text.decode)
     if isinstance(model, TextToText):
         start = torch.tensor([[model.begins]])
         written = model.generate([ids], ANSWER)
         assert isinstance(written, Tensor)  # ids in, ids out
         answer = torch.cat([start, written], 1)
-        return lambda: model(given, answer), {"tokens": _spoken(model, answer[0].tolist()), "source": words}
+        wrote = answer[0].tolist()
+        said = _spoken(wrote, model.text.tokens(wrote), model.text.decode)
+        return lambda: model(given, answer), {"tokens": said, "source": words}
     if not isinstance(model, TextEncoder | TextDecoder):
         raise ValueError(f"a {model.config.kind} reads no text; give it a picture")
     # Vectors alone: the logits of a long text take more memory than all its heads.
@@ -111,12 +113,13 @@ def _theirs(model: Any, tokenizer: Any, text: str, most: int | None) -> tuple[Ca
     if not ids:
         raise ValueError("the text is empty: there is nothing to read")
     given = torch.tensor([ids])
-    words = tokenizer.convert_ids_to_tokens(ids)
+    words = _spoken(ids, tokenizer.convert_ids_to_tokens(ids), tokenizer.decode)
     if not model.config.is_encoder_decoder:
         return lambda: model(given), {"tokens": words}
     answer = model.generate(given, max_new_tokens=ANSWER, do_sample=False)
-    said = {"tokens": tokenizer.convert_ids_to_tokens(answer[0].tolist()), "source": words}
-    return lambda: model(given, decoder_input_ids=answer), said
+    wrote = answer[0].tolist()
+    said = _spoken(wrote, tokenizer.convert_ids_to_tokens(wrote), tokenizer.decode)
+    return lambda: model(given, decoder_input_ids=answer), {"tokens": said, "source": words}
 
 
 def _picture(model: nn.Module, picture: Picture, observe: Observe) -> tuple[Callable[[], Any], dict[str, Any], Observe]:
@@ -141,14 +144,21 @@ def _shown(pixels: Tensor) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def _spoken(model: Model, ids: Sequence[int]) -> list[str]:
-    """Each token as the vocabulary writes it, but characters for what byte-level vocabularies spell byte by byte."""
+SPELLED = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t"})  # how vocabularies write what cannot be seen
+
+
+def _spoken(ids: Sequence[int], tokens: Sequence[str], decode: Callable[[list[int]], str]) -> list[str]:
+    """Each token as a person reads it; characters for what byte-level vocabularies spell byte by byte.
+
+    Spaces are the vocabulary's, for to decode a single token may drop them.
+    """
     found = []
-    for i, token in zip(ids, model.text.tokens(ids), strict=True):
-        body = token.lstrip("ĠĊ▁")
+    for i, token in zip(ids, tokens, strict=True):
+        plain = token.translate(SPELLED)
+        body = plain.lstrip()
         if not body.isascii():
-            said = model.text.decode([i])
-            if said.strip() and "�" not in said:
-                token = token[: len(token) - len(body)] + said.strip()
-        found.append(token)
+            said = decode([i]).strip()
+            if said and "�" not in said:
+                plain = plain[: len(plain) - len(body)] + said
+        found.append(plain)
     return found

@@ -122,7 +122,7 @@ function notes(place) {
 
 // Words as people write them: how tokenizers mark a space or a line's end is theirs.
 function written(word) {
-  return word.replace(/^[Ġ▁]/, " ").replaceAll("Ċ", "↵").replaceAll("\n", "↵").replaceAll("\t", "⇥");
+  return word.replace(/[Ġ▁]/g, " ").replaceAll("Ċ", "↵").replaceAll("\n", "↵").replaceAll("\t", "⇥");
 }
 
 function wordAt(which, i) {
