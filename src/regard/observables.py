@@ -74,10 +74,10 @@ class Observe:
 
     def __post_init__(self) -> None:
         if self.heads is not None:
+            for head in self.heads if isinstance(self.heads, tuple) else ():
+                integer("Observe heads", head, most=LARGEST)
             if not isinstance(self.heads, tuple) or not self.heads or len(set(self.heads)) != len(self.heads):
                 raise ValueError(f"Observe heads must be a tuple of different numbers, e.g. (0, 3), got {self.heads!r}")
-            for head in self.heads:
-                integer("Observe heads", head, most=LARGEST)
         for name in ("map", "top", "sink", "local"):
             integer(f"Observe {name}", getattr(self, name), most=LARGEST)
         if self.offset is not None:

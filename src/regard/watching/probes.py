@@ -57,8 +57,9 @@ class Reader:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        around = self.ids("a")
-        inner = self._plain("a")
+        around, inner = self.ids("a"), self._plain("a")
+        if not inner:
+            raise ValueError("the tokenizer has no token for 'a'; give text models one that reads English")
         # What stands around every text, by what it adds to a short one.
         start = next((k for k in range(len(around)) if around[k : k + len(inner)] == inner), 0)
         self.before, self.after = around[:start], around[start + len(inner) :]
@@ -93,6 +94,8 @@ class Reader:
 def natural(reader: Reader, n: int, texts: int, text: str | None = None) -> Probe:
     """``texts`` pieces of n tokens of English, one after the other."""
     inside = n - len(reader.before) - len(reader.after)
+    if inside < 2:
+        raise ValueError(f"tokens is {n}, of which {n - inside} stand around every text; give more")
     given = "\n".join(topics.values()) if text is None else text
     # Characters enough for the tokens asked for; the whole would be read for seconds.
     ids = reader._plain(given[: 40 * inside * texts])
@@ -121,5 +124,6 @@ def _around(reader: Reader, name: str, ids: Tensor, block: int = 0) -> Probe:
         return torch.tensor([list(tokens)] * len(ids), dtype=torch.int64).reshape(len(ids), len(tokens))
 
     whole = torch.cat([beside(reader.before), ids, beside(reader.after)], 1)
-    special = torch.tensor([i == 0 or int(x) in reader.special for i, x in enumerate(whole[0])])
+    at, end = torch.arange(whole.shape[1]), whole.shape[1] - len(reader.after)
+    special = (at == 0) | (at < len(reader.before)) | (at >= end)
     return Probe(name, whole, special, block, len(reader.before))

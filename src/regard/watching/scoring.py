@@ -11,6 +11,7 @@
 ``later`` are the rows of the second block of a repeated text and after; ``same`` the keys whole blocks before a query,
 ``followers`` the keys one after those: in a repeated text they hold the query's token, and the token that came next.
 A' leaves out sink keys (the first token, and special tokens), and rows with less than ``LEAST`` on the others.
+With learned sinks H_i is −Σ_j A ln A over the keys alone, and ``sinks`` holds their weight too.
 
 Σ (A − p)² over visible pairs is Σ A² − Σ_δ c(δ) p(δ)², c counting the rows that see δ: one pass over A will do.
 """
