@@ -22,6 +22,7 @@ import regard.watching
 from regard.models import load
 from regard.models.model import Model
 from regard.watching import look
+from regard.watching.look import _spoken
 
 TEXT = "the cat sat on the mat, and the cat saw the hat"
 BYTES = {"vocab_size": 256}
@@ -148,7 +149,7 @@ def test_the_command(run: Run, folders: dict[str, Path], tmp_path: Path) -> None
 
     _, again, _ = run("look", out, "--most", 2, "--no-text", "--html", tmp_path / "bare.html")
     assert again.splitlines()[:4] == lines[:4]
-    assert '"tokens":["t","h","e"' not in (tmp_path / "bare.html").read_text()
+    assert '"t","h","e"' not in (tmp_path / "bare.html").read_text() and '"t","h","e"' in page.read_text()
 
     code, _, _ = run("look", folders["llama"], "-", "--no-text", "--out", tmp_path / "bare", stdin=TEXT.encode())
     assert code == 0
@@ -168,26 +169,59 @@ def test_the_command_names_heads(run: Run, folders: dict[str, Path]) -> None:
         ((), "give what to look at: --text FILE, --image FILE, or - for a text from standard input"),
         (("text.txt",), "'text.txt' is neither - nor an option; a text's file is given as --text text.txt"),
         (("--text", "missing.txt"), "missing.txt"),
-        (("-",), "- is no UTF-8 text"),
-        (("-", "--sort", "colour"), "sort is 'colour'; there are entropy"),
+        (("-",), "standard input is no UTF-8 text"),
+        (("-", "--sort", "colour"), "--sort is 'colour'; there are entropy"),
+        (("-", "--most", "-3"), "--most"),
+        (("-", "--tokens", "0"), "tokens must be at least 1"),
+        (("-", "--keep"), "--keep saves q and k in the recording: give --out FOLDER too"),
+        (("-", "--html", "."), ". cannot be written; --html takes a file in a folder that is there"),
+        (("-", "--html", "nowhere/page.html"), "nowhere/page.html cannot be written"),
+        (("--kinds", "--out", "x"), "--kinds reads probes of its own: it takes no --out"),
+        (("--kinds", "--sort", "peak"), "--sort is 'peak'; there are sinks"),
     ],
 )
 def test_the_command_refuses_in_one_line(
     run: Run, folders: dict[str, Path], arguments: tuple[str, ...], said: str
 ) -> None:
-    given = TEXT.encode() if "--sort" in arguments else b"\xff\xfe\xff"
+    given = b"\xff\xfe\xff" if arguments == ("-",) else TEXT.encode()
     code, _, lines = run("look", folders["llama"], *arguments, stdin=given)
     assert code == 2 and said in lines[-1] and not any("Traceback" in line for line in lines)
+
+
+def test_names_are_shown_as_they_are(run: Run, folders: dict[str, Path], tmp_path: Path) -> None:
+    """Brackets are no markup, and what steers a terminal does not reach it."""
+    out = tmp_path / "a[/b]"
+    code, said, _ = run("look", folders["llama"], "-", "--out", out, stdin=TEXT.encode())
+    assert code == 0 and f"recording: {out}" in said
+    file = out / "recording.json"
+    file.write_text(file.read_text().replace("decoder.blocks.0", "x[/b]\\u001b[31m"))
+    code, said, _ = run("look", out)
+    assert code == 0 and "x[/b]�[31m" in said and "\x1b" not in said
 
 
 def test_a_recording_reads_nothing(run: Run, folders: dict[str, Path], tmp_path: Path) -> None:
     look(load(folders["llama"]), TEXT).save(tmp_path / "r")
     code, _, lines = run("look", tmp_path / "r", "--text", "x.txt")
-    assert code == 2 and "is a recording" in lines[-1]
+    assert code == 2 and lines[-1].endswith("is a recording: it takes no --text")
+    assert run("look", tmp_path / "r", "--layers", "x")[0] == 2
+
+
+def test_words_are_read_as_people_read_them() -> None:
+    spell = {
+        0: ("Ġthe", " the"),
+        1: ("ÃĤ", "�"),
+        2: ("Ã©", "é"),
+        3: ("▁big", "big"),
+        4: ("##ing", "##ing"),
+        5: ("Ċ", "\n"),
+    }
+    words = _spoken(list(spell), [token for token, _ in spell.values()], lambda i: spell[i[0]][1])
+    assert words == [" the", "ÃĤ", "é", " big", "##ing", "\n"]
+    assert _spoken([0], ["Ġgħal"], lambda _: "Ġgħal") == ["Ġgħal"]  # a Maltese word in a vocabulary of words
 
 
 @torch.no_grad()
 def test_a_recording_shows_itself_in_a_notebook(models: dict[str, Model]) -> None:
     shown = look(models["llama"], TEXT)._repr_html_()
-    assert shown.startswith('<iframe srcdoc="&lt;!doctype html&gt;') and shown.count('"') == 4
+    assert shown.startswith('<iframe sandbox="allow-scripts" srcdoc="&lt;!doctype html&gt;') and shown.count('"') == 6
     assert regard.watching.Seen()._repr_html_() == "Seen(0 places, 0 calls)"

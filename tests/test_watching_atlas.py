@@ -67,12 +67,15 @@ def test_from_end_to_end(kind: str, tmp_path: Path) -> None:
     for row in found.rows:
         assert set(row["scores"]) == set(row["untrained"]) == {"natural", "repeated", "random"}
         assert all(row[name] is None or math.isfinite(row[name]) for name in COLUMNS)
-        assert row["sinks"] is not None and row["moved"] is not None and row["induction"] is not None
+        across = "cross" in row["path"].lower() or "EncDec" in row["path"]  # nothing is before or after anything there
+        assert row["sinks"] is not None and row["moved"] is not None and row["spread"] is not None
+        assert all((row[name] is None) == across for name in ("induction", "previous", "duplicate", "distance"))
+        assert not across or set(row["kinds"]) == {"sink", "averaging"}
         assert row["scores"] != row["untrained"]
     check_files(found, tmp_path)
-    for column in ("sinks", "averaging", "induction"):
+    for column in ("sinks", "averaging confidence", "induction"):
         pairs = found.top(column, 2)
-        values = [row[column] if column in COLUMNS else row["kinds"][column]["confidence"] for row in found.rows]
+        values = [row[column] if column in COLUMNS else row["kinds"]["averaging"]["confidence"] for row in found.rows]
         places = {(row["path"], row["head"]): x for row, x in zip(found.rows, values, strict=True)}
         assert [places[pair] for pair in pairs] == sorted(values)[::-1][:2]
         with torch.no_grad(), ablate(model, pairs):

@@ -83,12 +83,14 @@ def test_repeated_texts(before: int, after: int, block: int, times: int) -> None
     assert said.ids[0].tolist() != said.ids[1].tolist()
     assert said.later().tolist() == [before + block <= i < before + block * times for i in range(n)]
     ids = said.ids[0].tolist()
+    same_at, follower_at = (said.earlier(shift, torch.arange(n)) for shift in (0, 1))
+    assert torch.equal(said.earlier(1, torch.tensor([n - 1, 2])), follower_at[[n - 1, 2]])
     for i in range(n):
         for j in range(n):
             within = before <= i < before + block * times and before <= j < before + block * times
             same = within and j < i and ids[j] == ids[i]
             follows = within and j > before and j <= i and ids[j - 1] == ids[i]
-            assert (bool(said.earlier(0)[i, j]), bool(said.earlier(1)[i, j])) == (same, follows), (i, j)
+            assert (bool(same_at[i, j]), bool(follower_at[i, j])) == (same, follows), (i, j)
 
 
 def test_a_vocabulary_that_is_too_small() -> None:

@@ -63,7 +63,7 @@ def test_a_usual_page_is_small() -> None:
     model = Encoder(48, heads=12, layers=12).eval()
     with torch.no_grad(), watch(model, Observe(map=64, top=8, profile=32, key_mass=True)) as seen:
         model(torch.randn(1, 512, 48))
-    seen.about["tokens"] = ["Ġtoken"] * 512
+    seen.about["tokens"] = [" token"] * 512
     text = html(seen)
     assert len(text.encode()) < 5_000_000
     assert len(data_of(text)["places"]) == 12
@@ -272,7 +272,7 @@ def test_heads_are_sorted(show: Any) -> None:
 
 def test_a_token_shades_the_keys_it_looks_at(show: Any) -> None:
     seen = decoder(Observe(map=8, top=4))
-    seen.about["tokens"] = [f"Ġw{i}" for i in range(28)] + [HOSTILE[0]]
+    seen.about["tokens"] = [f" w{i}" for i in range(28)] + [HOSTILE[0]]
     observation = seen["blocks.0.attention"]
     tab = show(seen, batch=1)
     tokens = tab.locator(".token")

@@ -77,6 +77,7 @@ def brute(
             kept = sum(a[j] for j in range(m) if not special[j])
             rest += kept
             sums["all rows"] += 1
+            sums["sinks chance"] += sum(bool(special[j]) for j in visible) / len(visible)
             if clean:
                 if kept < 1e-3:
                     continue
@@ -86,7 +87,7 @@ def brute(
             at, u = i + m - n, 1 / len(visible)
             sums["sink"] += a[0]
             sums["sink4"] += sum(a[:4])
-            if at >= 1 and grid is None:
+            if at >= 1 and grid is None and not (clean and special[at - 1]):
                 sums["previous rows"] += 1
                 sums["previous"] += a[at - 1]
                 sums["previous chance"] += u if at - 1 in visible else 0.0
@@ -132,7 +133,9 @@ def brute(
             ratio[each] = sums[each] / sums[count] if sums[count] else math.nan
     ratio |= {"positional": max(peaks.values()) / rows, "width": math.sqrt(sums["variance"] / rows)}
     ratio |= {"fit": fits["A"], "convolution": fits["A"] - fits["U"]}
-    return ratio | ({"rest": rest / sums["all rows"]} if clean else {"sinks": 1 - rest / sums["all rows"]})
+    if clean:
+        return ratio | {"rest": rest / sums["all rows"]}
+    return ratio | {"sinks": 1 - rest / sums["all rows"], "sinks chance": sums["sinks chance"] / sums["all rows"]}
 
 
 LENGTHS = torch.tensor([15, 8])

@@ -148,11 +148,9 @@ def attention(
     spec = ops.encode(observe, offset_of(shape.n, shape.m, observe.offset))
     if observe.heads is None:
         out, high, total, *values = ops.run_observed(q4, k4, v4, scores, chosen, real, spec)
-        looked_at = (q4, k4, scores.detach())
     else:
         out, high, total, *values = some_heads.run(q4, k4, v4, scores, chosen, real, spec, observe)
-        looked_at = some_heads.of(observe.heads, q4, k4, scores.detach())
-    kept = (KeptCall(looked_at[0].detach(), looked_at[1].detach(), looked_at[2]),) if observe.keep else ()
+    kept = (KeptCall(*some_heads.of(observe.heads, q4.detach(), k4.detach(), scores.detach())),) if observe.keep else ()
     seen = Observation(
         observe=replace(observe, queries=None),
         n=shape.n,

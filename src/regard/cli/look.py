@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ from torch import nn
 
 from regard import models, watching
 from regard.models.folder import Folder
-from regard.watching import Seen, heads
+from regard.shapes import integer
+from regard.watching import Seen, atlas, heads, table
 from regard.watching.look import LOOK
 from regard.watching.look import look as watched
 
@@ -33,46 +35,97 @@ def look(
     image: Annotated[Path | None, typer.Option(help="a picture, for image models")] = None,
     tokens: Annotated[int | None, typer.Option(help="read the first tokens only")] = None,
     layers: Annotated[str | None, typer.Option(help='watch these alone, e.g. "*.blocks.3.*"')] = None,
-    sort: Annotated[str, typer.Option(help="the column that orders the table")] = "peak",
+    sort: Annotated[str | None, typer.Option(help="the column that orders the table; peak unless given")] = None,
     most: Annotated[int, typer.Option(help="heads in the table; 0 is all")] = 20,
     out: Annotated[Path | None, typer.Option(help="save the recording in this folder")] = None,
     html: Annotated[Path | None, typer.Option(help="write one offline page")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="also save q and k, for exact weights later")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="with --out: save q and k too, for exact weights")] = False,
     no_text: Annotated[
         bool, typer.Option("--no-text", help="leave the text or picture out of what is written")
     ] = False,
-    kinds: Annotated[bool, typer.Option("--kinds", help="score each head on the standard probes, and name it")] = False,
+    kinds: Annotated[bool, typer.Option("--kinds", help="instead: score each head on probes, and name it")] = False,
 ) -> None:
     """Watch every head of a model. Ctrl-C stops, and nothing is half-written.
 
     regard look smollm2 --text story.txt --html story.html
     """
-    console = Console()
-    if (model / "recording.json").is_file():
-        if text or image or given or keep or kinds:
-            raise ValueError(f"{model} is a recording: it is shown as it is, and reads no text or picture")
+    integer("--most", most)
+    recorded = (model / "recording.json").is_file()
+    if kinds or recorded:
+        what = f"{model} is a recording: it" if recorded else "--kinds reads probes of its own: it"
+        unused = {"--text": text, "--image": image, "-": given, "--tokens": tokens, "--layers": layers}
+        unused |= {"--keep": keep} | ({"--kinds": kinds} if recorded else {"--out": out, "--html": html})
+        _refuse(what, unused)
+    if kinds:
+        _kinds(model, sort, most)
+        return
+    if keep and out is None:
+        raise ValueError("--keep saves q and k in the recording: give --out FOLDER too")
+    sort = _column("peak" if sort is None else sort, table.COLUMNS)
+    _check_files(out, html)
+    if recorded:
         seen = watching.open(model)
         if no_text:
             seen.about = {name: x for name, x in seen.about.items() if name not in ("tokens", "source", "image")}
     else:
+        words = _read(given, text, image)
         loaded, tokenizer = _loaded(model)
-        if kinds:
-            with _bar("scoring") as progress:
-                found = heads.atlas(loaded, tokenizer, progress=progress)
-            console.print(found.table(sort if sort != "peak" else None, most or None))
-            if not (text or image or given):
-                return
-        seen = _run(loaded, tokenizer, given, text, image, tokens, layers, keep, no_text)
-    shown = min(most or 10**9, len(seen.heads()))
-    console.print(seen.table(sort, most or None))
-    if shown < len(seen.heads()):
-        console.print(f"{shown} of {len(seen.heads())} heads, by {sort}; --most 0 shows all.", highlight=False)
+        observe = replace(LOOK, keep=keep)
+        options: dict[str, Any] = {"tokenizer": tokenizer, "observe": observe, "layers": layers, "tokens": tokens}
+        with _bar("watching") as progress:
+            seen = watched(loaded, words, image, **options, words=not no_text, progress=progress)
+    _show(seen, sort, most)
     if out is not None:
         seen.save(out)
-        console.print(f"recording: {out}", highlight=False, soft_wrap=True)
+        _say(f"recording: {out}")
     if html is not None:
         seen.to_html(html)
-        console.print(f"page: {html} ({html.stat().st_size / 1e6:.1f} MB)", highlight=False, soft_wrap=True)
+        _say(f"page: {html} ({html.stat().st_size / 1e6:.1f} MB)")
+
+
+def _refuse(what: str, unused: dict[str, Any]) -> None:
+    for name, value in unused.items():
+        if value not in (None, False):
+            raise ValueError(f"{what} takes no {name}")
+
+
+def _kinds(folder: Path, sort: str | None, most: int) -> None:
+    if sort is not None:
+        _column(sort, (*atlas.COLUMNS, *atlas.CONFIDENCES))
+    loaded, tokenizer = _loaded(folder)
+    with _bar("scoring") as progress:
+        found = heads.atlas(loaded, tokenizer, progress=progress)
+    Console().print(found.table(sort, most or None))
+    _say_how_many(len(found.rows), most, sort)
+
+
+def _show(seen: Seen, sort: str, most: int) -> None:
+    Console().print(seen.table(sort, most or None))
+    _say_how_many(len(seen.heads()), most, sort)
+
+
+def _say_how_many(there: int, most: int, sort: str | None) -> None:
+    if 0 < most < there:
+        _say(f"{most} of {there} heads{f', by {sort}' if sort else ''}; --most 0 shows all.")
+
+
+def _say(text: str) -> None:
+    """A line as it is: a file's name may hold what a console takes for markup."""
+    Console().print(table.plain(text), soft_wrap=True)
+
+
+def _column(name: str, known: Any) -> str:
+    if name not in known:
+        raise ValueError(f"--sort is {name!r}; there are {', '.join(known)}")
+    return name
+
+
+def _check_files(out: Path | None, html: Path | None) -> None:
+    """Before the model runs: what could not be written afterwards."""
+    if out is not None and out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file; --out takes a folder")
+    if html is not None and (html.is_dir() or not html.parent.is_dir() or not os.access(html.parent, os.W_OK)):
+        raise ValueError(f"{html} cannot be written; --html takes a file in a folder that is there")
 
 
 def _loaded(folder: Path) -> tuple[nn.Module, Any]:
@@ -88,48 +141,25 @@ def _loaded(folder: Path) -> tuple[nn.Module, Any]:
     return loaded.eval(), transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
-def _run(
-    model: nn.Module,
-    tokenizer: Any,
-    given: str | None,
-    text: Path | None,
-    image: Path | None,
-    tokens: int | None,
-    layers: str | None,
-    keep: bool,
-    no_text: bool,
-) -> Seen:
+def _read(given: str | None, text: Path | None, image: Path | None) -> str | None:
+    """The text to read; None where there is a picture."""
     if given not in (None, "-"):
         raise ValueError(f"{given!r} is neither - nor an option; a text's file is given as --text {given}")
     if sum(x is not None for x in (given, text, image)) != 1:
         raise ValueError("give what to look at: --text FILE, --image FILE, or - for a text from standard input")
-    words = None if image is not None else _read(Path("-") if text is None else text)
-    with _bar("watching") as progress:
-        return watched(
-            model,
-            words,
-            image,
-            tokenizer=tokenizer,
-            observe=replace(LOOK, keep=keep),
-            layers=layers,
-            tokens=tokens,
-            words=not no_text,
-            progress=progress,
-        )
-
-
-def _read(file: Path) -> str:
-    if str(file) == "-":
-        data = sys.stdin.buffer.read(LARGEST + 1)
+    if image is not None:
+        return None
+    if text is None or str(text) == "-":
+        name, data = "standard input", sys.stdin.buffer.read(LARGEST + 1)
     else:
-        with file.open("rb") as opened:
-            data = opened.read(LARGEST + 1)
+        with text.open("rb") as opened:
+            name, data = str(text), opened.read(LARGEST + 1)
     if len(data) > LARGEST:
-        raise ValueError(f"{file} is larger than {LARGEST // 2**20} MiB; give a part of it")
+        raise ValueError(f"{name} is larger than {LARGEST // 2**20} MiB; give a part of it")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no UTF-8 text: {error}") from None
+        raise ValueError(f"{name} is no UTF-8 text: {error}") from None
 
 
 @contextmanager

@@ -43,8 +43,10 @@ def run(
     return [seen[:, order], *values]
 
 
-def of(heads: tuple[int, ...], q: Tensor, k: Tensor, scores: Scores) -> tuple[Tensor, Tensor, Scores]:
-    """What belongs to these heads; each has a key head of its own then."""
+def of(heads: tuple[int, ...] | None, q: Tensor, k: Tensor, scores: Scores) -> tuple[Tensor, Tensor, Scores]:
+    """What belongs to these heads, each with a key head of its own; None is all, as they are."""
+    if heads is None:
+        return q, k, scores
     chosen = list(heads)
     return q[:, chosen], k[:, _groups(chosen, q, k)], scores.of_heads(chosen)
 

@@ -18,9 +18,8 @@ from torch.nn import functional as F
 from regard.observables import Observation, Observe
 from regard.positions.common import check_kind, described
 from regard.watching.chosen import ChosenHeads, Head
-from regard.watching.visitor import Visitor
+from regard.watching.visitor import UNSEEN, Visitor, ran
 from regard.watching.visits import visited
-from regard.watching.words import named_cross
 
 __all__ = ["Ablation", "Change", "ablate", "next_token_loss"]
 
@@ -88,13 +87,21 @@ class Ablation:
 
     @torch.no_grad()
     def change(self, given: Given) -> Change:
-        """The loss before and after: next-token cross-entropy on ids ``[B, n]``, or what a function returns."""
-        with visited(Visitor(self.model)):  # by the same kernels, so that the difference is the heads' alone
-            before = _loss(self.model, given)
-        with self._without(given if self.over is None else self.over) as chosen:
-            after = _loss(self.model, given)
+        """The loss before and after: next-token cross-entropy on ids ``[B, n]``, or what a function returns.
+
+        The model is in eval mode meanwhile, or dropout would be most of the difference.
+        """
+        training = self.model.training
+        self.model.eval()
+        try:
+            with visited(Visitor(self.model)):  # by the same kernels, so that the difference is the heads' alone
+                before = _loss(self.model, given)
+            with self._without(given if self.over is None else self.over) as chosen:
+                after = _loss(self.model, given)
+        finally:
+            self.model.train(training)
         if not chosen.places:
-            raise ValueError(f"{type(self.model).__name__} called no attention that can be seen; see docs/watching.md")
+            raise ValueError(f"{type(self.model).__name__} {UNSEEN}")
         return Change(before, after)
 
     @contextmanager
@@ -106,8 +113,10 @@ class Ablation:
                 _run(self.model, over)
             means = learned.means()
         cut = _Cut(self.model, ChosenHeads(self.heads), means)
-        with visited(cut):
+        with visited(cut), ran(self.model) as calls:
             yield cut.chosen
+        if calls and not cut.chosen.places:
+            raise ValueError(f"{type(self.model).__name__} {UNSEEN}; nothing was taken out")
         cut.chosen.check()
 
 
@@ -142,8 +151,8 @@ class _Means(Visitor):
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}
         self._last: dict[str, Tensor] = {}
 
-    def spec(self, path: str, n: int, cross: bool | None, queries: Tensor | None) -> Observe:
-        return Observe(queries=torch.full((1,), n) if cross or (cross is None and named_cross(path)) else queries)
+    def spec(self, path: str, q: Tensor, k: Tensor, cross: bool, queries: Tensor | None) -> Observe:
+        return Observe(queries=queries)
 
     def result(self, path: str, out: Tensor, v: Tensor) -> Tensor:
         self._last[path] = out

@@ -16,7 +16,7 @@ from regard.watching.kinds import KINDS
 from regard.watching.seen import written
 from regard.watching.table import plain_table
 
-__all__ = ["COLUMNS", "Atlas"]
+__all__ = ["COLUMNS", "CONFIDENCES", "Atlas"]
 
 # Column → what it is. Of the natural text and of A as it is, unless said otherwise.
 COLUMNS = {
@@ -32,6 +32,9 @@ COLUMNS = {
 }
 
 
+CONFIDENCES = tuple(f"{kind} confidence" for kind in KINDS)
+
+
 @dataclass(frozen=True)
 class Atlas:
     """One row a head: ``path``, ``layer``, ``head``, the columns, ``kinds`` with score, control and confidence,
@@ -41,7 +44,7 @@ class Atlas:
     rows: list[dict[str, Any]]
 
     def top(self, column: str, most: int | None = None) -> list[tuple[str, int]]:
-        """Heads by a column or by the confidence of a kind (``induction`` is both: the column), largest first.
+        """Heads by a column, or by ``"induction confidence"`` (any kind), largest first.
 
         As pairs (path, head), which ``ablate`` takes.
         """
@@ -70,12 +73,12 @@ class Atlas:
                 f"{len(pairs)} of them at the same places; atlases of one shape are compared"
             )
         _check_column(column)
-        pairs.sort(key=lambda p: -abs((p[1][column] or 0.0) - (p[0][column] or 0.0)))
+        pairs.sort(key=lambda p: -abs((_value(p[1], column) or 0.0) - (_value(p[0], column) or 0.0)))
         table = plain_table(f"{column}: {self.model} → {other.model}")
         for name in ("head", "before", "after", "change", "kinds before", "kinds after"):
             table.add_column(name, justify="left" if name.startswith(("head", "kinds")) else "right")
         for a, b in pairs[:most]:
-            x, y = a[column] or 0.0, b[column] or 0.0
+            x, y = _value(a, column) or 0.0, _value(b, column) or 0.0
             named = [", ".join(row["labels"]) for row in (a, b)]
             table.add_row(f"{a['layer']}.{a['head']}", f"{x:.2f}", f"{y:.2f}", f"{y - x:+.2f}", *named)
         return table
@@ -89,7 +92,7 @@ class Atlas:
         """The columns and the kinds' confidences as comma-separated text."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["path", "layer", "head", *COLUMNS, "labels", *(f"{k} confidence" for k in KINDS)])
+        writer.writerow(["path", "layer", "head", *COLUMNS, "labels", *CONFIDENCES])
         for row in self.rows:
             sure = [row["kinds"].get(k, {}).get("confidence", "") for k in KINDS]
             values = ["" if row[name] is None else row[name] for name in COLUMNS]
@@ -97,13 +100,9 @@ class Atlas:
         return written(text.getvalue(), file)
 
     def _sorted(self, column: str) -> list[dict[str, Any]]:
-        def value(row: dict[str, Any]) -> float:
-            found = row[column] if column in COLUMNS else row["kinds"].get(column, {}).get("confidence")
-            return -math.inf if found is None else float(found)
-
-        if column not in KINDS:
-            _check_column(column)
-        return sorted(self.rows, key=value, reverse=True)
+        _check_column(column)
+        values = [(_value(row, column), row) for row in self.rows]
+        return [row for _, row in sorted(values, key=lambda x: -math.inf if x[0] is None else x[0], reverse=True)]
 
 
 # What of it a line of a terminal holds; the kinds say the rest.
@@ -117,11 +116,14 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["path"], row["head"]
 
 
+def _value(row: dict[str, Any], column: str) -> float | None:
+    kind = column.removesuffix(" confidence")
+    return row[column] if column in COLUMNS else row["kinds"].get(kind, {}).get("confidence")
+
+
 def _check_column(column: str) -> None:
-    if column not in COLUMNS:
-        raise ValueError(
-            f"there is no column {column!r}; there are {', '.join(COLUMNS)} and the kinds {', '.join(KINDS)}"
-        )
+    if column not in (*COLUMNS, *CONFIDENCES):
+        raise ValueError(f"there is no column {column!r}; there are {', '.join((*COLUMNS, *CONFIDENCES))}")
 
 
 def _finite(x: Any) -> Any:

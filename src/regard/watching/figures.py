@@ -32,18 +32,23 @@ def heads(seen: Seen) -> Figure:
 
     Places without a map (the steps of a generation) are left out, and the title then says how many there are.
     """
-    observations = {path: seen[path] for path in seen}
+    observations = seen.each()
     maps = {path: _cells(x) for path, x in observations.items() if x.map is not None}
     if not maps:
         raise ValueError("no head has a map here; observe with Observe(map=64)")
     pattern, own = shortened(list(maps))
     count = sum(map(len, maps.values()))
-    left_out = "" if len(maps) == len(seen) else f" ({len(maps)} of {len(seen)} places have maps)"
+    columns = sorted({head for path in maps for head in observations[path].heads})
+    rows = []
+    for path, cells in maps.items():  # a head that was not chosen there leaves its cell empty
+        own_maps = dict(zip(observations[path].heads, cells, strict=True))
+        rows.append(np.stack([own_maps.get(head, np.zeros_like(cells[0])) for head in columns]))
+    left_out = "" if len(maps) == len(observations) else f" ({len(maps)} of {len(observations)} places have maps)"
     numbered = all(name.isdecimal() for name in own.values())
     return plots.grid(
-        list(maps.values()),
+        rows,
         row_labels=list(own.values()),
-        column_labels=range(max(map(len, maps.values()))),
+        column_labels=columns,
         x_label="head",
         y_label="layer" if numbered else None,
         title=f"{count} heads" + (f" of {pattern}" if pattern else "") + left_out,
@@ -69,7 +74,7 @@ def head_map(
             raise ValueError("rows, keys, size and batch need q and k, which were not kept: Observe(keep=True)")
         if observation.map is None:
             raise ValueError(f"{path} has no map; observe with Observe(map=64) or Observe(keep=True)")
-        weights = _cells(observation)[head]
+        weights = _cells(observation)[observation.at(head)]
         n, m = observation.n or weights.shape[0], observation.m or weights.shape[1]
         at, keys_at = range(n), range(m)
         one = observation.counted is not None and observation.counted.shape[0] == 1
@@ -84,10 +89,11 @@ def head_profile(seen: Seen, path: str, head: int) -> Figure:
     observation = _observation(seen, path, head)
     if observation.profile is None:
         raise ValueError(f"{path} has no profile; observe with Observe(profile=32)")
-    weights = _array(observation.profile[head])
+    weights = _array(observation.profile[observation.at(head)])
     offsets = [np.arange(side) - side // 2 for side in weights.shape]
-    if observation.profile_rows is not None and bool(observation.profile_rows[head].any()):
-        there = np.nonzero(_array(observation.profile_rows[head]))
+    counts = None if observation.profile_rows is None else _array(observation.profile_rows[observation.at(head)])
+    if counts is not None and counts.any():
+        there = np.nonzero(counts)
         spans = [slice(int(x.min()), int(x.max()) + 1) for x in there]
         weights, offsets = weights[tuple(spans)], [x[span] for x, span in zip(offsets, spans, strict=True)]
     return plots.profile(offsets[0] if len(offsets) == 1 else offsets, weights, title=f"{path} · head {head}")
@@ -100,7 +106,8 @@ def head_lines(seen: Seen, path: str, head: int, *, rows: Where = None, batch: i
     """
     observation = _observation(seen, path, head)
     entry = _entry(observation, batch)
-    counted = None if observation.counted is None else observation.counted[entry, head]
+    place = observation.at(head)
+    counted = None if observation.counted is None else observation.counted[entry, place]
     at = _at(rows, observation.n, "rows")
     if rows is None and counted is not None:
         at = [i for i in at if bool(counted[i])]
@@ -113,7 +120,7 @@ def head_lines(seen: Seen, path: str, head: int, *, rows: Where = None, batch: i
         weights = _array(observation.weights(head, list(at), batch=batch))
         entries = [(int(i), int(j), float(weights[i, j])) for i, j in np.argwhere(weights >= plots.FAINT)]
     elif observation.top is not None and observation.top_at is not None:
-        best, best_at = _array(observation.top[entry, head, list(at)]), observation.top_at[entry, head, list(at)]
+        best, best_at = _array(observation.top[entry, place, list(at)]), observation.top_at[entry, place, list(at)]
         found = ((i, int(best_at[i, k]), float(best[i, k])) for i, k in np.ndindex(best.shape))
         entries = [x for x in found if x[2] >= plots.FAINT]  # places beyond the visible keys have weight 0
         note = f" · {best.shape[1]} strongest keys a query"
@@ -135,9 +142,7 @@ def head_lines(seen: Seen, path: str, head: int, *, rows: Where = None, batch: i
 
 def _observation(seen: Seen, path: str, head: int) -> Observation:
     observation = seen[path]
-    count = observation.rows.shape[0]
-    if not 0 <= integer("head", head) < count:
-        raise ValueError(f"head is {head}; {path} has heads 0 … {count - 1}")
+    observation.at(head)  # refuses a head that is not there
     return observation
 
 

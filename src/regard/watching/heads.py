@@ -21,12 +21,16 @@ from regard.watching.huggingface import is_pretrained
 from regard.watching.kinds import kinds, labels
 from regard.watching.probes import Probe, Reader, natural, repeated
 from regard.watching.scoring import score
+from regard.watching.visitor import UNSEEN
 from regard.watching.watch import watch
+from regard.watching.words import is_cross
 
 __all__ = ["Atlas", "atlas", "untrained"]
 
 Call = Callable[[nn.Module, Tensor], Any]
 Scores = dict[str, dict[str, dict[str, float]]]  # probe → raw or clean → name → number
+# What means something between two sequences, where nothing is before or after anything.
+ACROSS = ("sink", "sink4", "sinks", "sinks chance", "moved", "spread", "rest")
 
 
 def atlas(
@@ -57,6 +61,8 @@ def atlas(
     check_kind("model", model, nn.Module)
     if (images is None) != (grid is None):
         raise ValueError("images and grid go together: grid is (height, width) of the patches")
+    if grid is not None:
+        Observe(grid=grid)  # checks it
     if images is not None:
         probes = [Probe("natural", images, torch.zeros(0, dtype=torch.bool))]
     else:
@@ -79,7 +85,7 @@ def untrained(model: nn.Module) -> nn.Module:
     """A copy of the model as it was before it learned anything: its weights drawn anew, from a seed.
 
     A model of ``transformers`` is made from its config. In others every module that can (``reset_parameters``) does;
-    parameters that no module resets are shuffled, which leaves their size and no structure.
+    matrices that no module resets are shuffled, which leaves their size and no structure, vectors are left.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
@@ -114,14 +120,17 @@ def _scored(
         for p, probe in enumerate(probes):
             with torch.no_grad(), watch(model, Observe(keep=True), values=True) as seen:
                 call(model, probe.ids)
-            if not seen:
-                raise ValueError(f"{type(model).__name__} called no attention that can be seen; see docs/watching.md")
+                if not seen:
+                    raise ValueError(f"{type(model).__name__} {UNSEEN}")
             for k, path in enumerate(seen):
                 observation = seen[path]
+                across = is_cross(seen.about, path)
                 for weights, values in score(observation, probe, grid).items():
                     for at, head in enumerate(observation.heads):
                         into = found.setdefault(path, {}).setdefault(head, {}).setdefault(probe.name, {})
-                        into[weights] = {name: float(x[at]) for name, x in values.items()}
+                        into[weights] = {
+                            name: float(x[at]) for name, x in values.items() if not across or name in ACROSS
+                        }
                 progress(p * len(seen) + k + 1, len(probes) * len(seen))
     finally:
         model.train(training)
@@ -132,8 +141,8 @@ def _row(path: str, layer: int, head: int, scores: Scores, twin: Scores | None) 
     raw, clean = scores["natural"]["raw"], scores["natural"]["clean"]
     columns = {
         **{name: raw.get(name) for name in ("sinks", "moved", "previous", "duplicate", "spread", "distance")},
-        **{name: clean[name] for name in ("positional", "convolution")},
-        "induction": scores["repeated"]["raw"]["induction"] if "repeated" in scores else None,
+        **{name: clean.get(name) for name in ("positional", "convolution")},
+        "induction": scores["repeated"]["raw"].get("induction") if "repeated" in scores else None,
     }
     columns = {name: None if x is None or x != x else x for name, x in columns.items()}
     named = kinds(scores, twin)

@@ -6,10 +6,11 @@ other. ``use(model)`` does that and makes sure that the model really calls it an
 
 from __future__ import annotations
 
-import sys
+import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +19,13 @@ from torch import Tensor, nn
 from regard.attention import attention
 from regard.masks import Causal, Dense, Mask, Padding, Segments, Window
 from regard.observables import Observation
-from regard.watching.visitor import Visitor, attended
+from regard.scores import RowMask
+from regard.watching.visitor import Visitor, attended, outside_graphs
 
 __all__ = ["NAME", "install", "switched", "use"]
 
 NAME = "regard"
+VALUE = "regard_value"  # where a dense mask keeps the mask value it was made from
 TOLERANCE = 1e-3  # of the largest output; a mask that is ignored changes outputs by far more
 
 _watched: weakref.WeakKeyDictionary[nn.Module, list[Visitor]] = weakref.WeakKeyDictionary()
@@ -80,8 +83,7 @@ def switched(visitor: Visitor) -> Iterator[None]:
     kinds = [kind for part in parts for kind in _implementations(part)]
     for part in parts:
         _switch(part)
-    if "torch._dynamo" in sys.modules:  # a compiled model steps out of its graph; to import it alone takes seconds
-        _door[0] = torch.compiler.disable(_look)
+    _door[0] = outside_graphs(_look)
     for module in visitor.paths:
         _watched.setdefault(module, []).append(visitor)
     try:
@@ -117,7 +119,9 @@ def attend(
     """
     if not _reached:
         _reached.append(True)
-    key, value = _written(module, query, key, value, attention_mask)
+    attention_mask = getattr(attention_mask, VALUE, attention_mask)
+    if isinstance(attention_mask, Written):
+        key, value = key[..., : attention_mask.written, :], value[..., : attention_mask.written, :]
     mask, bias = _lowered(module, query, key, attention_mask, options)
     call: dict[str, Any] = {
         "mask": mask,
@@ -146,22 +150,13 @@ def _look(
 _door: list[Callable[..., tuple[Tensor, Observation | None]]] = [_look]
 
 
-def _written(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> tuple[Tensor, Tensor]:
-    """Without the end of a static cache, which nobody sees yet: a query then stands where it stands in the text."""
-    n, m = query.shape[-2], key.shape[-2]
-    if n == m or not getattr(module, "is_causal", False) or not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        return key, value
-    seen = mask[..., :m].reshape(-1, m).any(0).nonzero()
-    end = max(n, int(seen[-1]) + 1) if len(seen) else m
-    return key[..., :end, :], value[..., :end, :]
-
-
 def _lowered(
     module: nn.Module, query: Tensor, key: Tensor, given: Any, options: dict[str, Any]
 ) -> tuple[Mask | None, Tensor | None]:
     """A mask value and a bias from what the model hands over."""
     bias: Tensor | None = options.get("position_bias")
     n, m = query.shape[-2], key.shape[-2]
+    bias = None if bias is None else bias[..., :m]
     if isinstance(given, Mask):
         return given, bias
     if isinstance(given, Tensor):
@@ -189,27 +184,67 @@ def make_mask(
     from transformers import masking_utils as theirs
 
     function = theirs.causal_mask_function if mask_function is None else mask_function
-    known = None
-    # Queries that end before the keys do: the first call of a static cache, and `generate` wants a tensor there.
-    static = function is not theirs.bidirectional_mask_function and (
-        not isinstance(q_offset, int) or q_offset + q_length < kv_offset + kv_length
+    dense = options | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    as_tensor = partial(
+        theirs.sdpa_mask, batch_size, q_length, kv_length, q_offset, kv_offset, function, attention_mask, **dense
     )
-    if not static and isinstance(q_offset, int) and not options.get("use_vmap"):
+    known = None
+    if isinstance(q_offset, Tensor) and not torch.compiler.is_compiling():
+        q_offset = int(q_offset)  # of a static cache
+    if isinstance(q_offset, int) and not options.get("use_vmap"):
         known = _pattern(function, q_offset - kv_offset, q_length, kv_length)
     if known is None:
-        dense = options | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        return theirs.sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, function, attention_mask, **dense)
+        return as_tensor()
     parts = list(known)
+    written = kv_length
+    if any(isinstance(part, Causal) for part in parts):
+        written = min(kv_length, q_offset - kv_offset + q_length)
     if attention_mask is not None:
         real = theirs.prepare_padding_mask(attention_mask, kv_length, kv_offset)
         assert real is not None
-        real = real[:, kv_offset : kv_offset + kv_length].bool()
+        real = real[:, kv_offset : kv_offset + written].bool()
         if not bool(real.all()):
             parts.append(Padding(real))
     mask: Mask | None = None
     for part in parts:
         mask = part if mask is None else mask & part
-    return mask
+    if mask is None or not (_for_generate() or written < kv_length):
+        return mask
+    value = Written(mask, written)
+    if not _for_generate():
+        return value
+    tensor = as_tensor().contiguous()  # as `generate` will have it, or what is set here is lost
+    setattr(tensor, VALUE, value)  # whoever looks at it as a tensor sees the same mask
+    return tensor
+
+
+def _for_generate() -> bool:
+    """Whether ``generate`` prepares the masks of a static cache, which must be tensors; its call does not say so."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "create_masks_for_generate":
+            return True
+        frame = frame.f_back
+    return False
+
+
+class Written(Mask):
+    """A mask value, and how many keys there are for it: a static cache has room for more, which nobody sees yet.
+
+    Without that room a query stands where it stands in the text.
+    """
+
+    def __init__(self, mask: Mask, written: int) -> None:
+        self.mask, self.written = mask, written
+
+    def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
+        return self.mask.lower(n, m, device)
+
+    def real_queries(self, n: int, m: int) -> Tensor | None:
+        return self.mask.real_queries(n, m)
+
+    def _name(self) -> str:
+        return self.mask._name()
 
 
 def _pattern(function: Callable[..., Any], offset: int, n: int, m: int) -> list[Mask] | None:

@@ -41,7 +41,7 @@ class _Places:
     """The path of the module that is running, innermost last."""
 
     def __init__(self, model: nn.Module, paths: dict[nn.Module, str], stack: ExitStack) -> None:
-        self.stack: list[str] = []
+        self._threads = threading.local()
         for module in model.modules():
             path = paths[module]
             before = module.register_forward_pre_hook(lambda *_, path=path: self.stack.append(path))
@@ -52,6 +52,14 @@ class _Places:
     def _left(self) -> None:
         if self.stack:
             self.stack.pop()
+
+    @property
+    def stack(self) -> list[str]:
+        """Of this thread: others may run the same model."""
+        if not hasattr(self._threads, "stack"):
+            self._threads.stack = []
+        found: list[str] = self._threads.stack
+        return found
 
     @property
     def now(self) -> str | None:

@@ -3,7 +3,8 @@
     confidence = rest · max(0, (score − control) / (1 − control))
 
 ``score`` is taken after sinks are removed, ``rest`` is the share of the weight that was left then, and ``control`` the
-largest of: the same score of a uniform map (chance), of the same head on random tokens, of the same head untrained.
+largest of: the same score of a uniform map (sink, previous, induction, duplicate; that of convolution is taken off the
+score itself), of the same head on random tokens (induction, duplicate), of the same head untrained (all but averaging).
 
     sink         gives its weight to the first token and to special tokens: to nothing in particular
     previous     looks at the token before                    positional   looks at one fixed offset
@@ -76,7 +77,7 @@ def _of(scores: Scores, kind: Kind, probe: str) -> float | None:
         return None
     values = scores[probe][kind.weights]
     if kind.name == "content":
-        value = (1 - values["fit"]) * (1 - values["spread"])
+        value = (1 - values.get("fit", float("nan"))) * (1 - values["spread"])
     else:
         value = values.get(kind.name, float("nan"))
     return value if value == value else None

@@ -21,6 +21,7 @@ from regard.observables import Observe
 from regard.shapes import integer
 from regard.watching.recorder import Layers
 from regard.watching.seen import Seen
+from regard.watching.visitor import UNSEEN
 from regard.watching.watch import watch
 
 __all__ = ["LOOK", "look"]
@@ -66,8 +67,8 @@ def look(
         if progress is not None:
             seen.on_add = _counting(progress, sum(isinstance(x, MultiHeadAttention) for x in model.modules()))
         run()
-    if not seen:
-        raise ValueError(f"{type(model).__name__} called no attention that can be seen (docs/watching.md)")
+        if not seen:
+            raise ValueError(f"{type(model).__name__} {UNSEEN}")
     seen.about |= about if words else {name: x for name, x in about.items() if name == "grid"}
     if isinstance(model, Model):
         seen.about["model"] = model.config.architecture or model.config.kind
@@ -109,7 +110,8 @@ def _text(model: Model, text: str, most: int | None) -> tuple[Callable[[], Any],
 
 def _theirs(model: Any, tokenizer: Any, text: str, most: int | None) -> tuple[Callable[[], Any], dict[str, Any]]:
     """A text model of ``transformers``."""
-    ids = tokenizer(text)["input_ids"][:most]
+    ids = tokenizer(text)["input_ids"]
+    ids = ids if most is None else ids[: integer("tokens", most, least=1)]
     if not ids:
         raise ValueError("the text is empty: there is nothing to read")
     given = torch.tensor([ids])
@@ -144,21 +146,15 @@ def _shown(pixels: Tensor) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-SPELLED = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t"})  # how vocabularies write what cannot be seen
-
-
 def _spoken(ids: Sequence[int], tokens: Sequence[str], decode: Callable[[list[int]], str]) -> list[str]:
-    """Each token as a person reads it; characters for what byte-level vocabularies spell byte by byte.
+    """Each token as a person reads it, spaces included.
 
-    Spaces are the vocabulary's, for to decode a single token may drop them.
+    Byte-level vocabularies spell a space Ġ and other characters byte by byte: what the token decodes to is meant,
+    unless it is a part of a character. Others write ▁ for a space, which decoding drops.
     """
     found = []
     for i, token in zip(ids, tokens, strict=True):
-        plain = token.translate(SPELLED)
-        body = plain.lstrip()
-        if not body.isascii():
-            said = decode([i]).strip()
-            if said and "�" not in said:
-                plain = plain[: len(plain) - len(body)] + said
-        found.append(plain)
+        said = decode([i])
+        spelled = not token.isascii() and "▁" not in token
+        found.append(said if spelled and said and "�" not in said else token.replace("▁", " "))
     return found

@@ -21,6 +21,8 @@ from regard.watching.seen import Seen
 
 __all__ = ["Norms"]
 
+WAITING = 8  # outputs that no linear layer has read yet; where none ever does they must not pile up
+
 
 class Norms:
     """Takes the norms at each call; a context manager, for hooks stand on the linear layers meanwhile."""
@@ -55,6 +57,8 @@ class Norms:
         # Laid out as [B, n, H, E], which is how it will be read, so that it is read from where it stands.
         out = out.transpose(-3, -2).contiguous().transpose(-3, -2)
         self._waiting[out.data_ptr()] = (path, at, out, v)
+        while len(self._waiting) > WAITING:
+            del self._waiting[next(iter(self._waiting))]
         return out
 
     def _read(self, linear: nn.Module, args: Any) -> None:
@@ -63,7 +67,8 @@ class Norms:
         if x is None or found is None:
             return
         path, at, out, v = found
-        if x.shape[-1] == out.shape[-3] * out.shape[-1]:
+        # A part of it: several layers read it, and there is no one W_O.
+        if x.numel() == out.numel() and x.shape[-1] == out.shape[-3] * out.shape[-1]:
             self._fill(path, at, v, linear, out.shape[-3])
 
     def _fill(self, path: str, at: int, v: Tensor, linear: nn.Module, heads: int) -> None:

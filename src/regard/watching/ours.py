@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.nn.multihead import MultiHeadAttention, visits
 from regard.observables import Observation
-from regard.watching.visitor import Visitor, attended
+from regard.watching.visitor import Visitor, attended, outside_graphs
 
 __all__ = ["asked"]
 
@@ -24,9 +24,10 @@ def asked(visitor: Visitor) -> Iterator[None]:
     layers = [
         x for x in visitor.model.modules() if isinstance(x, MultiHeadAttention) and visitor.may_want(visitor.paths[x])
     ]
+    door = outside_graphs(_attend)
     for layer in layers:
         _visitors.setdefault(layer, []).append(visitor)
-        visits[layer] = _attend
+        visits[layer] = door
     try:
         yield
     finally:
@@ -55,7 +56,7 @@ class _Caller(Visitor):
     def __init__(self, observe: Any) -> None:
         self.observe = observe
 
-    def spec(self, path: str, n: int, cross: bool | None, queries: Tensor | None) -> Any:
+    def spec(self, path: str, q: Tensor, k: Tensor, cross: bool, queries: Tensor | None) -> Any:
         return self.observe
 
     def add(self, path: str, observation: Observation) -> None:

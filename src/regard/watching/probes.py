@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.shapes import integer
+
 __all__ = ["Probe", "Reader", "natural", "repeated"]
 
 
@@ -36,16 +38,16 @@ class Probe:
         at = torch.arange(self.ids.shape[1]) - self.start
         return (at >= self.block) & ~self._outside()
 
-    def earlier(self, shift: int) -> Tensor:
-        """``[n, n]``: keys that stand whole blocks before a query, and ``shift`` after that.
+    def earlier(self, shift: int, at: Tensor) -> Tensor:
+        """``[rows at, n]``: keys that stand whole blocks before a query, and ``shift`` after that.
 
         0 is the same token, 1 the one that followed it: where an induction head looks.
         """
-        i, j = torch.arange(self.ids.shape[1]).unsqueeze(-1), torch.arange(self.ids.shape[1])
+        i, j = at.unsqueeze(-1), torch.arange(self.ids.shape[1])
         back = i - j + shift
         inside = ~self._outside()
         followed = j >= self.start + shift  # the first token of all followed nothing
-        return (back > 0) & (back % self.block == 0) & (j <= i) & followed & inside & inside.unsqueeze(-1)
+        return (back > 0) & (back % self.block == 0) & (j <= i) & followed & inside & inside[at].unsqueeze(-1)
 
     def _outside(self) -> Tensor:
         at = torch.arange(self.ids.shape[1]) - self.start
@@ -107,6 +109,7 @@ def natural(reader: Reader, n: int, texts: int, text: str | None = None) -> Prob
 
 def repeated(reader: Reader, block: int, times: int, texts: int, vocabulary: int) -> tuple[Probe, Probe]:
     """A block of random tokens ``times`` times over, and its control: as many tokens, all different."""
+    integer("block", block, least=2)
     ordinary = torch.tensor([i for i in range(vocabulary) if i not in reader.special])
     if len(ordinary) < block * times:
         raise ValueError(

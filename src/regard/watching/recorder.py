@@ -6,7 +6,6 @@ import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from regard.observables import Observation, Observe
@@ -14,7 +13,6 @@ from regard.watching.chosen import ChosenHeads, Head
 from regard.watching.moved import Norms
 from regard.watching.seen import Seen
 from regard.watching.visitor import Visitor, again
-from regard.watching.words import named_cross
 
 __all__ = ["Layers", "Recorder"]
 
@@ -33,10 +31,11 @@ class Recorder(Visitor):
         self.observe, self.seen = observe, Seen(model=type(model).__name__)
         self.norms = Norms(model, self.paths, self.seen) if values else None
         self._layers, self._heads = layers, None if heads is None else ChosenHeads(heads)
-        self._reached: set[str] = set()
+        self.reached: set[str] = set()
+        self._sources: dict[str, Tensor] = {}
 
     def wants(self, path: str) -> bool:
-        self._reached.add(path)
+        self.reached.add(path)
         if self._heads is not None and not self._heads.of(path):
             return False
         if self._layers is None:
@@ -50,12 +49,10 @@ class Recorder(Visitor):
         # Places are numbered as they are called, so that with chosen heads all calls must be met.
         return self._heads is not None or self.wants(path)
 
-    def spec(self, path: str, n: int, cross: bool | None, queries: Tensor | None) -> Observe:
-        """What to observe there: in cross-attention the padding of the keys says nothing of the queries."""
+    def spec(self, path: str, q: Tensor, k: Tensor, cross: bool, queries: Tensor | None) -> Observe:
         asked = self._asked(path)
-        if cross or (cross is None and named_cross(path)):
-            self._note_cross(path)
-            queries = torch.full((1,), n)
+        if cross:
+            self._note_cross(path, k)
         return asked if queries is None or asked.queries is not None else replace(asked, queries=queries)
 
     def leave(self, path: str, out: Tensor, v: Tensor) -> Tensor:
@@ -68,16 +65,18 @@ class Recorder(Visitor):
 
     def check(self) -> None:
         """Layers or heads were chosen, and none of that name was reached: say so, with the names there are."""
-        if self._layers is not None and self._reached and not self.seen.calls:
-            some = ", ".join(sorted(self._reached)[:6])
+        if self._layers is not None and self.reached and not self.seen.calls:
+            some = ", ".join(sorted(self.reached)[:6])
             raise ValueError(f"no layer matches {self._layers!r}; attention was computed at {some}")
         if self._heads is not None:
             self._heads.check()
 
-    def _note_cross(self, path: str) -> None:
-        known: list[str] = self.seen.about.setdefault("cross", [])
-        if path not in known:
-            known.append(path)
+    def _note_cross(self, path: str, k: Tensor) -> None:
+        """``about["cross"]``: whether all calls of a place looked at one source, whose keys then stay in one place."""
+        known: dict[str, bool] = self.seen.about.setdefault("cross", {})
+        last = self._sources.get(path)
+        known[path] = last is None or (known[path] and last.data_ptr() == k.data_ptr() and last.shape == k.shape)
+        self._sources[path] = k
 
     def _asked(self, path: str) -> Observe:
         return self.observe if self._heads is None else replace(self.observe, heads=self._heads.of(path))

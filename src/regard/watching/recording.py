@@ -24,8 +24,9 @@ from torch import Tensor
 
 from regard.files import renamed
 from regard.kept import KeptCall
-from regard.observables import Observation, Observe
+from regard.observables import ROW_VALUES, Observation, Observe
 from regard.scores import RelativeTerm, Scores
+from regard.shapes import integer
 
 __all__ = ["read", "write"]
 
@@ -133,7 +134,35 @@ def _unpacked(name: str, entry: dict[str, Any], tensors: Mapping[str, Tensor]) -
     found: dict[str, Any] = {field: tensors.get(f"{name}.{field}") for field in TENSORS}
     if found["rows"] is None:
         raise KeyError(f"{name}.rows")
-    return Observation(observe=Observe(**asked), n=entry["n"], m=entry["m"], kept=kept, **found)
+    observation = Observation(observe=Observe(**asked), n=entry["n"], m=entry["m"], kept=kept, **found)
+    _check(name, observation)
+    return observation
+
+
+def _check(name: str, x: Observation) -> None:
+    """The sizes that a recording states are those of its numbers: it may come from anybody."""
+    heads = len(x.rows)
+    if x.rows.ndim != 1 or len(x.heads) != heads:
+        raise ValueError(f"{name} has {len(x.heads)} heads and {heads} counts")
+    for size in (x.n, x.m):
+        if size is not None:
+            integer(f"{name}: n and m", size)
+    batch = None if x.counted is None else x.counted.shape[0]
+    sizes: dict[str, tuple[int | None, ...]] = dict.fromkeys((*ROW_VALUES, "counted"), (batch, heads, x.n))
+    sizes |= {"key_mass": (heads, x.m), "value_norm": (batch, heads, x.m), "map_rows": (heads, None)}
+    sizes |= {"map": (heads, None, None), "top": (batch, heads, x.n, None), "top_at": (batch, heads, x.n, None)}
+    for field, expected in sizes.items():
+        value = getattr(x, field)
+        if value is not None and not _has(value, expected):
+            raise ValueError(f"{name}.{field} has shape {list(value.shape)}, which is not what it says it is")
+    for field in ("profile", "profile_rows"):
+        value = getattr(x, field)
+        if value is not None and (value.ndim not in (2, 3) or value.shape[0] != heads):
+            raise ValueError(f"{name}.{field} has shape {list(value.shape)}, which is not what it says it is")
+
+
+def _has(value: Tensor, expected: tuple[int | None, ...]) -> bool:
+    return value.ndim == len(expected) and all(y in (None, x) for x, y in zip(value.shape, expected, strict=True))
 
 
 def _unpacked_call(name: str, entry: dict[str, Any], tensors: Mapping[str, Tensor]) -> KeptCall:

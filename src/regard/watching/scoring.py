@@ -19,7 +19,7 @@ With learned sinks H_i is −Σ_j A ln A over the keys alone, and ``sinks`` hold
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from regard.watching.probes import Probe
 __all__ = ["NAMES", "Sums", "score"]
 
 LEAST = 1e-3  # of a row's weight must lie outside the sinks for the rest to mean anything
+SPECIAL = 8  # class, distillation and register tokens at most
 CELLS = 2**22  # weights of all heads of a layer in memory at once
 NAMES = (
     *("sink", "sink4", "sinks", "previous", "positional", "duplicate", "copied", "induction"),
@@ -133,9 +134,13 @@ def score(observation: Observation, probe: Probe, grid: tuple[int, int] | None =
     if n is None or m is None or observation.counted is None or not observation.kept:
         raise ValueError("scores need one call's q and k; observe with Observe(keep=True), and call the model once")
     heads = len(observation.heads)
+    if grid is not None and not 0 <= m - grid[0] * grid[1] <= SPECIAL:
+        raise ValueError(
+            f"grid is {grid}, {grid[0] * grid[1]} patches, but there are {m} keys: give the model's own (height, width)"
+        )
     places = n + m - 1 if grid is None else (2 * grid[0] - 1) * (2 * grid[1] - 1)
     raw, clean = Sums(heads, places), Sums(heads, places)
-    rest_sum = torch.zeros(heads, dtype=torch.float64)
+    rest_sum, chance = torch.zeros(2, heads, dtype=torch.float64)
     if grid is not None:
         special = torch.arange(m) < m - grid[0] * grid[1]  # class tokens
     else:
@@ -148,15 +153,18 @@ def score(observation: Observation, probe: Probe, grid: tuple[int, int] | None =
             raw.add(A, asked.see.expand(heads, -1, -1), rows, asked)
             rest = A.masked_fill(special, 0.0)
             mass = rest.sum(-1, keepdim=True)
+            chance += (asked.see & special).sum(-1).div(asked.see.sum(-1).clamp(min=1)).mul(rows).sum(-1).double()
             rest_sum += torch.where(rows, mass.squeeze(-1), 0.0).sum(-1)
             some = rows & (mass.squeeze(-1) >= LEAST)
-            clean.add(rest / mass.clamp(min=LEAST), (asked.see & ~special).expand(heads, -1, -1), some, asked)
+            others = replace(asked, previous=asked.previous & ~special)  # a row after a sink has no token before it
+            clean.add(rest / mass.clamp(min=LEAST), (asked.see & ~special).expand(heads, -1, -1), some, others)
             if observation.value_norm is not None:
                 weighed = torch.where(rows, A.transpose(0, 2).transpose(1, 2), 0.0)  # [m, H, r]
                 norms = observation.value_norm[batch].double().cpu().T.unsqueeze(-1)  # [m, H, 1]
                 moved += torch.stack([(weighed * norms)[special].sum((0, 2)), (weighed * norms).sum((0, 2))])
     found = {"raw": raw.scores(), "clean": clean.scores()}
     found["raw"]["sinks"] = 1 - rest_sum / raw.total["rows"]
+    found["raw"]["sinks chance"] = chance / raw.total["rows"]
     found["clean"]["rest"] = rest_sum / raw.total["rows"]
     if observation.value_norm is not None:
         found["raw"]["moved"] = moved[0] / moved[1]
@@ -168,7 +176,7 @@ def _strips(
 ) -> Iterator[tuple[Tensor, Asked]]:
     n, m, heads = observation.n, observation.m, len(observation.heads)
     assert n is not None and m is not None and observation.counted is not None
-    ids = probe.ids[min(batch, len(probe.ids) - 1)]
+    ids = probe.ids[batch % len(probe.ids)]  # a layer that is called again (shared weights) has read the same texts
     step = max(1, CELLS // (heads * m))
     for i in range(0, n, step):
         at = torch.arange(i, min(i + step, n))
@@ -181,7 +189,7 @@ def _strips(
         if text:
             duplicate = (ids[at].unsqueeze(-1) == ids) & (delta[0] < 0)
         if text and probe.block:
-            same, followers, later = probe.earlier(0)[at], probe.earlier(1)[at], probe.later()[at]
+            same, followers, later = probe.earlier(0, at), probe.earlier(1, at), probe.later()[at]
         counted = observation.counted[batch].any(0).cpu()[at]  # a head's own empty rows are told by what it sees
         if grid is not None:
             counted = counted & (place < places).any(-1)  # a class token stands nowhere

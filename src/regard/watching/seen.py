@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.files import renamed
 from regard.observables import ROW_VALUES, Observation
 from regard.watching import page, recording, table
-from regard.watching.words import is_cross
+from regard.watching.words import is_cross, one_source
 
 __all__ = ["Seen", "open_recording"]
 
@@ -80,7 +80,8 @@ class Seen(Mapping[str, Observation]):
         """In a notebook a recording shows itself: the page, in a frame of its own."""
         if not self.calls:
             return escape(repr(self))
-        return f'<iframe srcdoc="{escape(self.to_html())}" style="width: 100%; height: 720px; border: 0"></iframe>'
+        page, style = escape(self.to_html()), "width: 100%; height: 720px; border: 0"
+        return f'<iframe sandbox="allow-scripts" srcdoc="{page}" style="{style}"></iframe>'
 
     def to_pandas(self) -> Any:
         """The heads as a ``pandas.DataFrame``; pandas must be installed."""
@@ -96,7 +97,9 @@ class Seen(Mapping[str, Observation]):
         except KeyError:
             known = ", ".join(list(self.calls)[:6]) + (" …" if len(self.calls) > 6 else "")
             raise KeyError(f"nothing was seen at {path!r}; there are {len(self.calls)} places: {known}") from None
-        return calls[0] if len(calls) == 1 else _joined(calls, is_cross(self.about, path))
+        if len(calls) == 1:
+            return calls[0]
+        return _joined(calls, is_cross(self.about, path), one_source(self.about, path))
 
     def __contains__(self, path: object) -> bool:
         return path in self.calls
@@ -129,10 +132,10 @@ def written(text: str, file: str | os.PathLike[str] | None) -> str:
     return text
 
 
-def _joined(calls: list[Observation], cross: bool) -> Observation:
+def _joined(calls: list[Observation], cross: bool, one_source: bool) -> Observation:
     first = calls[0]
-    if cross:  # steps that each look at the whole of one source
-        steps = all(call.n == 1 and call.m == first.m and _alike(first, call) for call in calls)
+    if cross:
+        steps = one_source and all(call.n == 1 and call.m == first.m and _alike(first, call) for call in calls)
         return _appended(calls, whole=True) if steps else first.merge(*calls[1:])
     # A text begins with its first tokens: as many queries as keys.
     if first.n in (1, first.m) and all(_follows(a, b) for a, b in pairwise(calls)):
@@ -193,5 +196,6 @@ def _appended(calls: list[Observation], whole: bool) -> Observation:
 
 def open_recording(folder: str | os.PathLike[str]) -> Seen:
     """A recording that ``Seen.save`` wrote; numbers are mapped from the file and read when they are looked at."""
-    calls, about = recording.read(folder)
-    return Seen(calls, **about)
+    seen = Seen()
+    seen.calls, seen.about = recording.read(folder)
+    return seen

@@ -1,13 +1,16 @@
 """Who comes by at every attention call of a model, whichever of the three kinds the model is.
 
 A visitor says where it wants to be called (``wants``), what is to be measured there (``spec``), and is handed what was
-measured (``add``) and what the heads gave (``result``), which it may exchange. Ours, ``transformers``' and torch's own
-attention each have one place that calls all who look on (``attended``): ``ours``, ``huggingface`` and ``intercept``.
+measured (``add``), what the heads gave (``result``), which it may exchange, and what has become of that (``leave``).
+Ours, ``transformers``' and torch's own attention each have one place that calls all who look on (``attended``):
+``ours``, ``huggingface`` and ``intercept``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,8 +18,9 @@ from torch import Tensor, nn
 
 from regard.attention import attention
 from regard.observables import Observation, Observe
+from regard.watching.words import named_cross
 
-__all__ = ["Visitor", "again", "attended"]
+__all__ = ["UNSEEN", "Visitor", "again", "attended", "outside_graphs", "ran"]
 
 
 class Visitor:
@@ -34,10 +38,11 @@ class Visitor:
         """Whether any call of a module may be visited; asked before there are any."""
         return self.wants(path)
 
-    def spec(self, path: str, n: int, cross: bool | None, queries: Tensor | None) -> Observe | None:
-        """What to measure there, for n queries; None measures nothing.
+    def spec(self, path: str, q: Tensor, k: Tensor, cross: bool, queries: Tensor | None) -> Observe | None:
+        """What to measure there; None measures nothing.
 
-        ``cross``: whether the keys are another sequence's, None if nobody knows; ``queries``: the real rows, if known.
+        ``cross``: whether the keys are another sequence's; ``queries``: the real rows, where they are known. The
+        padding of another sequence says nothing of them, so that in cross-attention they are all of them.
         """
         return None
 
@@ -65,7 +70,10 @@ class Visitor:
         **call: Any,
     ) -> tuple[Tensor, Observation | None]:
         """``regard.attention`` for a module that is visited; its output is ``out`` where another visitor made it."""
-        spec = self.spec(path, q.shape[-2], cross, queries)
+        if cross or (cross is None and named_cross(path)):
+            spec = self.spec(path, q, k, True, torch.full((1,), q.shape[-2]))
+        else:
+            spec = self.spec(path, q, k, False, queries)
         if spec is None:
             return self.result(path, attention(q, k, v, **call) if out is None else out, v), None
         computed, observation = attention(q, _own(k) if spec.keep else k, v, **call, observe=spec)
@@ -93,6 +101,33 @@ def attended(
         call = {name: x for name, x in call.items() if name not in ("cross", "queries")}
         out = attention(q, k, v, **call)
     return out, observation
+
+
+def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, for which a compiled model steps out of its graph.
+
+    Only where something may have been compiled: to import the compiler alone takes more than a second.
+    """
+    return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function
+
+
+UNSEEN = "called no attention that can be seen: it computes it by hand (docs/watching.md)"
+
+
+@contextmanager
+def ran(model: nn.Module) -> Iterator[list[bool]]:
+    """A list that has something in it once the model was called."""
+    calls: list[bool] = []
+
+    def note(*_: Any) -> None:
+        if not calls:
+            calls.append(True)
+
+    hook = model.register_forward_hook(note)
+    try:
+        yield calls
+    finally:
+        hook.remove()
 
 
 def again() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -12,6 +13,7 @@ from regard.positions.common import check_kind, described
 from regard.watching.chosen import Head
 from regard.watching.recorder import Layers, Recorder
 from regard.watching.seen import Seen
+from regard.watching.visitor import UNSEEN, ran
 from regard.watching.visits import visited
 
 __all__ = ["watch"]
@@ -52,6 +54,8 @@ def watch(
     if observe is not None and not isinstance(observe, Observe):
         raise TypeError(f"observe must be a regard.Observe, got {described(observe)}")
     recorder = Recorder(model, Observe() if observe is None else observe, layers, heads, values)
-    with recorder.norms or nullcontext(), visited(recorder):
+    with recorder.norms or nullcontext(), visited(recorder), ran(model) as calls:
         yield recorder.seen
+    if calls and not recorder.reached:
+        warnings.warn(f"nothing was seen: {type(model).__name__} {UNSEEN}", stacklevel=3)
     recorder.check()

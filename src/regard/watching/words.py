@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["is_cross", "named_cross", "words"]
+__all__ = ["is_cross", "named_cross", "one_source", "words"]
 
 # How models name attention over another sequence. torch's and diffusers' names are whole parts of a path.
 CROSS = ("cross", "encdec", "encoder_attn")
@@ -20,7 +20,13 @@ def named_cross(path: str) -> bool:
 def is_cross(about: Mapping[str, Any], path: str) -> bool:
     """Whether it was seen to be so (``about["cross"]``), or its name says it."""
     seen = about.get("cross")
-    return (isinstance(seen, list) and path in seen) or named_cross(path)
+    return (isinstance(seen, dict) and path in seen) or named_cross(path)
+
+
+def one_source(about: Mapping[str, Any], path: str) -> bool:
+    """Whether all calls of a place looked at the same keys of another sequence, as the steps of a decoder do."""
+    seen = about.get("cross")
+    return isinstance(seen, dict) and seen.get(path) is True
 
 
 def words(

@@ -120,9 +120,9 @@ function notes(place) {
   return `${held}Shades show the ${k} strongest keys of each query.${picture}`;
 }
 
-// Words as people write them: how tokenizers mark a space or a line's end is theirs.
+// What cannot be seen otherwise.
 function written(word) {
-  return word.replace(/[Ġ▁]/g, " ").replaceAll("Ċ", "↵").replaceAll("\n", "↵").replaceAll("\t", "⇥");
+  return word.replaceAll("\n", "↵").replaceAll("\t", "⇥");
 }
 
 function wordAt(which, i) {
