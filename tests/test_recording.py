@@ -182,3 +182,39 @@ def test_a_save_that_is_killed_leaves_a_whole_recording(tmp_path: Path) -> None:
         process.wait()
         found = open_recording(tmp_path)
         assert len(found) == 2 and found["blocks.0.attention"].entropy is not None
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("observe", "heads"), [3], "1 heads and 3 counts"),
+        (("observe", "heads"), [0, 1, 2, 3], "4 heads and 3 counts"),
+        (("n",), -5, "n and m must be at least 0"),
+        (("n",), 10**9, "which is not what it says it is"),
+        (("n",), "5", "n and m must be"),
+        (("m",), 6, "which is not what it says it is"),
+        (("observe", "map"), "x", "Observe map"),
+    ],
+)
+def test_a_recording_that_lies_about_itself(place: tuple[str, ...], value: object, said: str, tmp_path: Path) -> None:
+    """It may come from anybody: sizes that are not those of its numbers are one clear error."""
+    seen_by(ASKED["all"]).save(tmp_path / "r")
+    file = tmp_path / "r" / "recording.json"
+    about = json.loads(file.read_text())
+    inside = about["places"][0]["calls"][0]
+    for name in place[:-1]:
+        inside = inside[name]
+    inside[place[-1]] = value
+    file.write_text(json.dumps(about))
+    with pytest.raises(ValueError, match="is no whole recording of regard") as refused:
+        open_recording(tmp_path / "r")
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_recording_may_say_anything_about_itself(tmp_path: Path) -> None:
+    seen = seen_by(ASKED["rows"])
+    seen.about |= {"calls": "x", "self": 3, "cross": 5}
+    seen.save(tmp_path / "r")
+    again = open_recording(tmp_path / "r")
+    same(seen, again)
+    assert (again.about["calls"], again.about["self"]) == ("x", 3) and again.heads()

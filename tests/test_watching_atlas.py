@@ -77,7 +77,7 @@ def test_from_end_to_end(kind: str, tmp_path: Path) -> None:
         pairs = found.top(column, 2)
         values = [row[column] if column in COLUMNS else row["kinds"]["averaging"]["confidence"] for row in found.rows]
         places = {(row["path"], row["head"]): x for row, x in zip(found.rows, values, strict=True)}
-        assert [places[pair] for pair in pairs] == sorted(values)[::-1][:2]
+        assert [places[pair] for pair in pairs] == sorted(x for x in values if x is not None)[::-1][:2]
         with torch.no_grad(), ablate(model, pairs):
             run(model, torch.ones(1, 5, dtype=torch.int64))
     alone = atlas(
@@ -188,6 +188,44 @@ def test_images(which: int) -> None:
         assert row["induction"] is None and row["previous"] is None and row["moved"] is not None
         assert {"induction", "duplicate", "previous"}.isdisjoint(row["kinds"])
     json.loads(found.to_json(), parse_constant=lambda x: pytest.fail(x))
+
+
+def test_a_grid_that_is_not_the_models_is_refused() -> None:
+    model, pictures = vits()[0], torch.randn(1, 3, 8, 12)
+    with pytest.raises(ValueError, match=r"grid is \(4, 4\), 16 patches, but there are 7 keys"):
+        atlas(model, images=pictures, grid=(4, 4))
+    with pytest.raises(ValueError, match=r"Observe grid must be \(height, width\), got 6"):
+        atlas(model, images=pictures, grid=6)
+    with pytest.raises(ValueError, match="block must be at least 2"):
+        atlas(TEXTS["ours"][0](), Bytes(), tokens=29, block=1)
+
+
+def test_a_layer_that_is_called_again_reads_the_same_texts() -> None:
+    """Shared weights: its calls are joined along the batch, and each entry has its own text's duplicates."""
+    torch.manual_seed(0)
+    model = Decoder(12, heads=3, layers=1, vocab=256).eval()
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = model
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.inside(ids) + self.inside(ids)
+
+    once, twice = (atlas(x, Bytes(), tokens=29, block=7, control=False) for x in (model, Twice()))
+    assert [row["duplicate"] for row in twice.rows] == pytest.approx([row["duplicate"] for row in once.rows])
+
+
+def test_a_few_tokens_are_no_sink() -> None:
+    """A head that looks at all alike gives the first of a few tokens much: that is chance."""
+    model = Decoder(12, heads=3, layers=1, vocab=256).eval()
+    with torch.no_grad():
+        for layer in model.blocks:
+            layer.attention.q_proj.weight.zero_()
+    found = atlas(model, Bytes(), tokens=8, block=5, control=False)
+    for row in found.rows:
+        assert row["kinds"]["sink"]["control"] == pytest.approx(row["sinks"]) and "sink" not in row["labels"]
 
 
 @pytest.mark.parametrize("kind", ["ours", "gpt2", "t5", "vit", "theirs vit"])

@@ -51,6 +51,33 @@ def test_all_heads_are_there():
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("head", "layer")
 
 
+def test_chosen_heads_are_drawn_under_their_numbers():
+    """Position in the observation is not a head's number."""
+    torch.manual_seed(0)
+    model = Decoder(12, heads=3, layers=2, vocab=37).eval()
+    ids, ask = torch.randint(37, (1, 7)), Observe(map=7, profile=3, top=2)
+    with torch.no_grad(), watch(model, ask) as whole:
+        model(ids)
+    with torch.no_grad(), watch(model, ask, heads=[(0, 0), (1, 2), (1, 0)]) as seen:
+        model(ids)
+    (axes,) = figures.heads(seen).axes
+    assert labels(axes.xaxis) == ["0", "2"]
+    wanted = [whole[f"blocks.{layer}.attention"].map[head] for layer, head in ((0, 0), (1, 0), (1, 2))]
+    images = [np.asarray(image.get_array()) for image in axes.images]
+    for x, image in zip(wanted, [images[0], images[2], images[3]], strict=True):
+        close(image, x)
+    assert not images[1].any()  # layer 0's head 2 was not chosen
+    for head in (0, 2):
+        close(drawn(figures.head_map(seen, PATH, head)), drawn(figures.head_map(whole, PATH, head)))
+        mine, all_ = (figures.head_lines(x, PATH, head).axes[0].collections for x in (seen, whole))
+        for a, b in zip(mine, all_, strict=True):
+            close(a.get_array() if a.get_array() is not None else 0, b.get_array() if b.get_array() is not None else 0)
+        figures.head_profile(seen, PATH, head)
+    for draw in (figures.head_map, figures.head_lines, figures.head_profile):
+        with pytest.raises(ValueError, match="head is 1; this observation has heads 2, 0"):
+            draw(seen, PATH, 1)
+
+
 def test_bins_that_hold_no_token_are_not_drawn():
     seen = watched(Observe(map=16, keep=True))
     for at, image in enumerate(figures.heads(seen).axes[0].images):
