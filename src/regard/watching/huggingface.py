@@ -213,7 +213,9 @@ def make_mask(
     value = Written(mask, written)
     if not _for_generate():
         return value
-    tensor = as_tensor().contiguous()  # as `generate` will have it, or what is set here is lost
+    tensor = as_tensor()
+    assert tensor is not None  # skipping was not allowed
+    tensor = tensor.contiguous()  # as `generate` will have it, or what is set here is lost
     setattr(tensor, VALUE, value)  # whoever looks at it as a tensor sees the same mask
     return tensor
 
