@@ -131,6 +131,10 @@ def test_refusals(models: dict[str, Model], picture: Path) -> None:
         look(models["llama"], picture=picture)
     with pytest.raises(ValueError, match="the text is empty"):
         look(models["llama"], "")
+    with pytest.raises(ValueError, match="LlamaForCausalLM needs a tokenizer"):
+        look(make("LlamaForCausalLM", LLAMA), TEXT)
+    with pytest.raises(ValueError, match="TextDecoder brings its own tokenizer"):
+        look(models["llama"], TEXT, tokenizer=models["llama"].text)
     with pytest.raises(ValueError, match="a vit reads no text; give it a picture"):
         look(models["vit"], TEXT)
 

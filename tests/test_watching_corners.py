@@ -162,6 +162,43 @@ def test_another_thread_may_run_the_same_model() -> None:
     assert {path: len(calls) for path, calls in seen.calls.items()} == {f"layers.{i}.self_attn": 30 for i in range(2)}
 
 
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+@torch.no_grad()
+def test_a_mask_of_the_users_own(kind: torch.dtype) -> None:
+    """A finished B × 1 × n × n mask, as transformers takes one, of either kind."""
+    model, see = make("LlamaForCausalLM", LLAMA), torch.rand(2, 1, 5, 5) < 0.7
+    see |= torch.eye(5, dtype=torch.bool)
+    mask = see if kind == torch.bool else torch.zeros(see.shape).masked_fill(~see, torch.finfo(kind).min)
+    model.set_attn_implementation("eager" if kind == torch.float32 else "sdpa")
+    plain = model(ids(2, 5), attention_mask=mask).logits
+    with watch(model, Observe(keep=True)) as seen:
+        close(model(ids(2, 5), attention_mask=mask).logits, plain)
+    A = seen["model.layers.0.self_attn"].weights(0, batch=1)
+    assert torch.equal(A > 1e-30, see[1, 0])
+
+
+@torch.no_grad()
+def test_a_layer_that_was_asked_to_observe_is_seen_by_both() -> None:
+    model, x = Decoder(12, heads=3, layers=2, vocab=V).eval(), torch.randn(2, 5, 12)
+    layer = model.blocks[1].attention
+    with ablate(model, [("blocks.1.attention", 0)]), watch(model) as seen:
+        out, mine = layer(x, observe=Observe(top=2))
+        model(ids(2, 5))
+    assert mine.top is not None and torch.equal(mine.entropy, seen.calls["blocks.1.attention"][0].entropy)
+    weight = layer.out_proj.weight.clone()
+    weight[:, :4] = 0
+    close(out, layer_heads(layer, x) @ weight.T + layer.out_proj.bias)
+
+
+def layer_heads(layer: Any, x: Tensor) -> Tensor:
+    """What the heads of a layer give, side by side, before W_O."""
+    found = []
+    hook = layer.out_proj.register_forward_pre_hook(lambda _, args: found.append(args[0]))
+    layer(x)
+    hook.remove()
+    return found[0]
+
+
 @torch.no_grad()
 def test_padded_texts_in_a_batch_of_a_causal_model() -> None:
     """The mask that transformers is given holds the padding of the keys that are there, and no more."""
