@@ -17,6 +17,7 @@ from PIL import Image
 from test_models import BERT, GPT2, IMAGES, LLAMA, T5
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers import models as models_of_tokens
+from trained import ROOT
 
 import regard.watching
 from regard.models import load
@@ -122,6 +123,24 @@ def test_models_that_only_transformers_knows(run: Run, tmp_path: Path) -> None:
     assert seen["model.decoder.layers.0.encoder_attn"].n == len(seen.about["tokens"])
 
 
+def test_what_a_model_cannot_read(models: dict[str, Model], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the text has 470 tokens and the model reads at most 64: ask for tokens=64"):
+        look(models["gpt2"], TEXT * 10)
+    small = load(write(make("LlamaForCausalLM", LLAMA), tmp_path / "small"))
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json, and its \d+ tokens are not bytes"):
+        look(small, TEXT)
+    seen = look(models["llama"], TEXT)
+    for wrong in (lambda: seen.save(tmp_path / "r", tokens=["x"]), lambda: page_of(seen, ["a", "b"])):
+        with pytest.raises(ValueError, match="words, but at least 47 queries were seen at every place"):
+            wrong()
+    assert not (tmp_path / "r").exists()
+
+
+def page_of(seen: regard.watching.Seen, tokens: list[str]) -> str:
+    seen.about["tokens"] = tokens
+    return seen.to_html()
+
+
 def test_refusals(models: dict[str, Model], picture: Path) -> None:
     with pytest.raises(ValueError, match="a text or a picture, one of them"):
         look(models["llama"])
@@ -161,26 +180,36 @@ def test_the_command(run: Run, folders: dict[str, Path], tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("full_tiles")
-def test_the_command_names_heads(run: Run, folders: dict[str, Path]) -> None:
-    code, said, _ = run("look", folders["llama"], "--kinds")
+def test_the_command_names_heads(run: Run, folders: dict[str, Path], tmp_path: Path) -> None:
+    code, said, _ = run("look", folders["llama"], "--kinds", "--csv", tmp_path / "heads.csv", "--most", 0)
     assert code == 0 and "kinds (confidence)" in said
-    assert max(map(len, said.splitlines())) <= 80
+    assert max(map(len, said.splitlines()[:-1])) <= 80
+    lines = (tmp_path / "heads.csv").read_text().splitlines()
+    assert len(lines) == 7 and lines[0].startswith("path,layer,head,sinks,moved,")
+    own = run("look", folders["llama"], "-", "--kinds", "--sort", "prev", stdin=TEXT.encode() * 20)
+    assert own[0] == 0 and own[1].splitlines()[0].rstrip().endswith("by prev") and own[1] != said
+    code, _, lines = run("look", folders["vit"], "--kinds")
+    assert code == 2 and lines[-1].endswith("reads pictures: atlas(model, images=…, grid=(height, width))")
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "give what to look at: --text FILE, --image FILE, or - for a text from standard input"),
-        (("text.txt",), "'text.txt' is neither - nor an option; a text's file is given as --text text.txt"),
-        (("--text", "missing.txt"), "missing.txt"),
+        ((), "give one thing to look at: --text FILE, --image FILE, or - for a text from standard input"),
+        (("-", "--image", "x.png"), "give one thing to look at"),
+        (("a text",), "'a text' is neither - nor an option; a text is given as a file, --text FILE, or through -"),
+        (("--text", "missing.txt"), "missing.txt cannot be read: No such file or directory"),
+        (("--image", "x.png", "--tokens", "3"), "--tokens cuts a text"),
+        (("-", "--layers", "nope*"), "no layer matches 'nope*'; attention was computed at decoder.blocks.0.attention"),
+        (("-", "--out", str(ROOT)), "is there and is no recording"),
         (("-",), "standard input is no UTF-8 text"),
         (("-", "--sort", "colour"), "--sort is 'colour'; there are entropy"),
         (("-", "--most", "-3"), "--most"),
         (("-", "--tokens", "0"), "tokens must be at least 1"),
         (("-", "--keep"), "--keep saves q and k in the recording: give --out FOLDER too"),
-        (("-", "--html", "."), ". cannot be written; --html takes a file in a folder that is there"),
+        (("-", "--html", "."), ". cannot be written: give a file in a folder that is there"),
         (("-", "--html", "nowhere/page.html"), "nowhere/page.html cannot be written"),
-        (("--kinds", "--out", "x"), "--kinds reads probes of its own: it takes no --out"),
+        (("--kinds", "--out", "x"), "--kinds takes no --out"),
         (("--kinds", "--sort", "peak"), "--sort is 'peak'; there are sinks"),
     ],
 )
@@ -220,7 +249,7 @@ def test_words_are_read_as_people_read_them() -> None:
         5: ("Ċ", "\n"),
     }
     words = _spoken(list(spell), [token for token, _ in spell.values()], lambda i: spell[i[0]][1])
-    assert words == [" the", "ÃĤ", "é", " big", "##ing", "\n"]
+    assert words == [" the", "�", "é", " big", "##ing", "\n"]
     assert _spoken([0], ["Ġgħal"], lambda _: "Ġgħal") == ["Ġgħal"]  # a Maltese word in a vocabulary of words
 
 

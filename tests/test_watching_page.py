@@ -284,8 +284,8 @@ def test_a_token_shades_the_keys_it_looks_at(show: Any) -> None:
     tokens.nth(9).click()
     tab.mouse.move(1, 1)
     assert shaded(tab) == pytest.approx(heaviest(observation, 0, 9, 1), abs=1e-3)
-    tokens.nth(20).hover()  # a locked token gives way to a preview and comes back
-    assert shaded(tab) == pytest.approx(heaviest(observation, 0, 20, 1), abs=1e-3)
+    tokens.nth(20).hover()  # a token that was clicked is kept
+    assert shaded(tab) == pytest.approx(heaviest(observation, 0, 9, 1), abs=1e-3)
     tab.locator(".head").nth(1).click()
     assert shaded(tab) == pytest.approx(heaviest(observation, 1, 9, 1), abs=1e-3)
     tab.keyboard.press("Escape")
@@ -309,6 +309,15 @@ def test_cross_attention_has_two_texts(show: Any) -> None:
     tab.locator(".block").nth(0).locator(".token").nth(5).click()
     assert shaded(tab, 1) == pytest.approx(heaviest(seen[path], 0, 5), abs=1e-3) and shaded(tab, 0) == {}
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_tap_on_a_phone_is_where_the_finger_was(show: Any) -> None:
+    """What the answer says must not move the text below it."""
+    tab = show(decoder(Observe(map=8, top=8)), 390)
+    token, top = tab.locator(".token").nth(20), "e => e.getBoundingClientRect().top + scrollY"
+    before = token.evaluate(top)
+    token.click()
+    assert token.evaluate(top) == before and tab.locator("#strongest-of").inner_text() == "20 looks at"
 
 
 def test_patches_stand_on_their_picture(show: Any) -> None:

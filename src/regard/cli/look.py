@@ -22,6 +22,7 @@ from regard.shapes import integer
 from regard.watching import Seen, atlas, heads, table
 from regard.watching.look import LOOK
 from regard.watching.look import look as watched
+from regard.watching.recording import check_folder
 
 LARGEST = 64 * 2**20  # bytes of a text file
 
@@ -43,6 +44,7 @@ def look(
     no_text: Annotated[
         bool, typer.Option("--no-text", help="leave the text or picture out of what is written")
     ] = False,
+    csv: Annotated[Path | None, typer.Option(help="write the numbers of all heads, one line a head")] = None,
     kinds: Annotated[bool, typer.Option("--kinds", help="instead: score each head on probes, and name it")] = False,
 ) -> None:
     """Watch every head of a model. Ctrl-C stops, and nothing is half-written.
@@ -51,18 +53,30 @@ def look(
     """
     integer("--most", most)
     recorded = (model / "recording.json").is_file()
-    if kinds or recorded:
-        what = f"{model} is a recording: it" if recorded else "--kinds reads probes of its own: it"
+    if recorded:
         unused = {"--text": text, "--image": image, "-": given, "--tokens": tokens, "--layers": layers}
-        unused |= {"--keep": keep} | ({"--kinds": kinds} if recorded else {"--out": out, "--html": html})
-        _refuse(what, unused)
+        _refuse(f"{model} is a recording: it", unused | {"--keep": keep, "--kinds": kinds})
+    elif model.name == "recording.json":
+        raise ValueError(f"{model} is a file; a recording is its folder, {model.parent}")
     if kinds:
-        _kinds(model, sort, most)
+        unused = {
+            "--image": image,
+            "--tokens": tokens,
+            "--layers": layers,
+            "--keep": keep,
+            "--out": out,
+            "--html": html,
+        }
+        _refuse("--kinds", unused)
+        _check_files(None, csv)
+        _kinds(model, _read(given, text, None) if given or text else None, sort, most, csv)
         return
+    if image is not None and tokens is not None:
+        raise ValueError("--tokens cuts a text, and a picture is none; leave it out")
     if keep and out is None:
         raise ValueError("--keep saves q and k in the recording: give --out FOLDER too")
     sort = _column("peak" if sort is None else sort, table.COLUMNS)
-    _check_files(out, html)
+    _check_files(out, html, csv)
     if recorded:
         seen = watching.open(model)
         if no_text:
@@ -75,6 +89,9 @@ def look(
         with _bar("watching") as progress:
             seen = watched(loaded, words, image, **options, words=not no_text, progress=progress)
     _show(seen, sort, most)
+    if csv is not None:
+        seen.to_csv(csv)
+        _say(f"numbers: {csv}")
     if out is not None:
         seen.save(out)
         _say(f"recording: {out}")
@@ -89,13 +106,16 @@ def _refuse(what: str, unused: dict[str, Any]) -> None:
             raise ValueError(f"{what} takes no {name}")
 
 
-def _kinds(folder: Path, sort: str | None, most: int) -> None:
+def _kinds(folder: Path, text: str | None, sort: str | None, most: int, csv: Path | None) -> None:
     if sort is not None:
-        _column(sort, (*atlas.COLUMNS, *atlas.CONFIDENCES))
+        _column(sort, atlas.SORTS)
     loaded, tokenizer = _loaded(folder)
     with _bar("scoring") as progress:
-        found = heads.atlas(loaded, tokenizer, progress=progress)
+        found = heads.atlas(loaded, tokenizer, text=text, progress=progress)
     Console().print(found.table(sort, most or None))
+    if csv is not None:
+        found.to_csv(csv)
+        _say(f"numbers: {csv}")
     _say_how_many(len(found.rows), most, sort)
 
 
@@ -120,12 +140,13 @@ def _column(name: str, known: Any) -> str:
     return name
 
 
-def _check_files(out: Path | None, html: Path | None) -> None:
+def _check_files(out: Path | None, *files: Path | None) -> None:
     """Before the model runs: what could not be written afterwards."""
-    if out is not None and out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; --out takes a folder")
-    if html is not None and (html.is_dir() or not html.parent.is_dir() or not os.access(html.parent, os.W_OK)):
-        raise ValueError(f"{html} cannot be written; --html takes a file in a folder that is there")
+    if out is not None:
+        check_folder(out)
+    for file in files:
+        if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
+            raise ValueError(f"{file} cannot be written: give a file in a folder that is there")
 
 
 def _loaded(folder: Path) -> tuple[nn.Module, Any]:
@@ -144,16 +165,19 @@ def _loaded(folder: Path) -> tuple[nn.Module, Any]:
 def _read(given: str | None, text: Path | None, image: Path | None) -> str | None:
     """The text to read; None where there is a picture."""
     if given not in (None, "-"):
-        raise ValueError(f"{given!r} is neither - nor an option; a text's file is given as --text {given}")
+        raise ValueError(f"{given!r} is neither - nor an option; a text is given as a file, --text FILE, or through -")
     if sum(x is not None for x in (given, text, image)) != 1:
-        raise ValueError("give what to look at: --text FILE, --image FILE, or - for a text from standard input")
+        raise ValueError("give one thing to look at: --text FILE, --image FILE, or - for a text from standard input")
     if image is not None:
         return None
     if text is None or str(text) == "-":
         name, data = "standard input", sys.stdin.buffer.read(LARGEST + 1)
     else:
-        with text.open("rb") as opened:
-            name, data = str(text), opened.read(LARGEST + 1)
+        try:
+            with text.open("rb") as opened:
+                name, data = str(text), opened.read(LARGEST + 1)
+        except OSError as error:
+            raise ValueError(f"{text} cannot be read: {error.strerror}") from None
     if len(data) > LARGEST:
         raise ValueError(f"{name} is larger than {LARGEST // 2**20} MiB; give a part of it")
     try:

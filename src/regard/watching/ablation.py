@@ -175,7 +175,7 @@ class _Means(Visitor):
 
 def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
     """Mean cross-entropy, in nats, of each token of ``ids [B, n]`` given those before it."""
-    if ids.ndim != 2 or ids.shape[1] < 2 or ids.is_floating_point():
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.shape[1] < 2 or ids.is_floating_point():
         raise ValueError(f"ids must be whole numbers [B, n] with n of 2 at least, got {described(ids)}")
     result = model(ids)
     logits = getattr(result, "logits", result)

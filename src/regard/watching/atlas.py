@@ -7,7 +7,7 @@ import io
 import json
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.table import Table
@@ -16,7 +16,7 @@ from regard.watching.kinds import KINDS
 from regard.watching.seen import written
 from regard.watching.table import plain_table
 
-__all__ = ["COLUMNS", "CONFIDENCES", "Atlas"]
+__all__ = ["COLUMNS", "CONFIDENCES", "SORTS", "Atlas"]
 
 # Column → what it is. Of the natural text and of A as it is, unless said otherwise.
 COLUMNS = {
@@ -41,7 +41,10 @@ class Atlas:
     ``labels``, and all ``scores`` by probe; ``untrained`` the same of the untrained twin."""
 
     model: str
-    rows: list[dict[str, Any]]
+    rows: list[dict[str, Any]] = field(repr=False)
+
+    def __repr__(self) -> str:
+        return f"Atlas of {len(self.rows)} heads of {self.model}"
 
     def top(self, column: str, most: int | None = None) -> list[tuple[str, int]]:
         """Heads by a column, or by ``"induction confidence"`` (any kind), largest first.
@@ -66,6 +69,8 @@ class Atlas:
 
     def compare(self, other: Atlas, column: str, most: int | None = None) -> Table:
         """Two models, or one at two times, head by head: the heads whose ``column`` differs most."""
+        if not isinstance(other, Atlas):
+            raise TypeError(f"an atlas is compared with an atlas, got {type(other).__name__}")
         pairs = [(a, b) for a, b in zip(self.rows, other.rows, strict=False) if _place(a) == _place(b)]
         if len(pairs) != len(self.rows) or len(pairs) != len(other.rows):
             raise ValueError(
@@ -112,18 +117,23 @@ _SHORT = {
 }
 
 
+_LONG = {short: name for name, short in _SHORT.items()}
+SORTS = (*COLUMNS, *CONFIDENCES, *(short for short in _LONG if short not in COLUMNS))
+
+
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["path"], row["head"]
 
 
 def _value(row: dict[str, Any], column: str) -> float | None:
+    column = _LONG.get(column, column)
     kind = column.removesuffix(" confidence")
     return row[column] if column in COLUMNS else row["kinds"].get(kind, {}).get("confidence")
 
 
 def _check_column(column: str) -> None:
-    if column not in (*COLUMNS, *CONFIDENCES):
-        raise ValueError(f"there is no column {column!r}; there are {', '.join((*COLUMNS, *CONFIDENCES))}")
+    if column not in SORTS:
+        raise ValueError(f"there is no column {column!r}; there are {', '.join(SORTS)}")
 
 
 def _finite(x: Any) -> Any:

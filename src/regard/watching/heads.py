@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.models import ImageModel
 from regard.nn import EncoderDecoder
 from regard.observables import Observe
 from regard.positions.common import check_kind
@@ -63,6 +64,10 @@ def atlas(
         raise ValueError("images and grid go together: grid is (height, width) of the patches")
     if grid is not None:
         Observe(grid=grid)  # checks it
+    if images is None and (isinstance(model, ImageModel) or getattr(model, "main_input_name", "") == "pixel_values"):
+        raise ValueError(f"{type(model).__name__} reads pictures: atlas(model, images=…, grid=(height, width))")
+    if images is not None and images.ndim != 4:
+        raise ValueError(f"images has shape {list(images.shape)}; it must be [batch, channels, height, width]")
     if images is not None:
         probes = [Probe("natural", images, torch.zeros(0, dtype=torch.bool))]
     else:
@@ -89,8 +94,8 @@ def untrained(model: nn.Module) -> nn.Module:
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        first = next(model.parameters())
         if is_pretrained(model):
+            first = next(model.parameters())
             twin = type(model)(copy.deepcopy(model.config)).to(first.device, first.dtype)
         else:
             twin = copy.deepcopy(model)
@@ -152,7 +157,7 @@ def _row(path: str, layer: int, head: int, scores: Scores, twin: Scores | None) 
 
 def _run(model: nn.Module, inputs: Tensor) -> Any:
     """A model on ids or images; what reads a source and writes a target is given the same for both."""
-    first = next(model.parameters())
+    first = next(model.parameters(), inputs)
     inputs = inputs.to(first.device, first.dtype if inputs.is_floating_point() else None)
     if is_pretrained(model):
         config: Any = model.config
@@ -165,7 +170,7 @@ def _run(model: nn.Module, inputs: Tensor) -> Any:
 
 def _tokenizer(model: nn.Module, tokenizer: Any) -> Any:
     found = getattr(model, "text", None) if tokenizer is None else tokenizer
-    if found is None or not hasattr(found, "encode"):
+    if found is None or isinstance(found, str) or not hasattr(found, "encode"):
         raise ValueError(f"{type(model).__name__} brings no tokenizer; give one: atlas(model, tokenizer)")
     return found
 

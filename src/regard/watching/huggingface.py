@@ -46,6 +46,8 @@ def use(model: Any, *inputs: Any, **named: Any) -> Any:
     The check runs the model twice on ``inputs`` (a few tokens or a small image of noise by default), with the
     implementation it had and with ours. Returns the model.
     """
+    if not isinstance(model, nn.Module) or not is_pretrained(model):
+        raise TypeError(f"use takes a model of transformers, got {type(model).__name__}; others: regard.watch")
     kinds = _implementations(model)
     if not inputs and not named:
         inputs, named = (), _short_input(model)

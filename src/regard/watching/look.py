@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from regard.models import ImageModel, TextDecoder, TextEncoder, TextToText
 from regard.models.images import Picture
 from regard.models.model import Model
+from regard.models.text import Bytes
 from regard.nn import MultiHeadAttention
 from regard.observables import Observe
 from regard.shapes import integer
@@ -67,7 +68,7 @@ def look(
         if progress is not None:
             seen.on_add = _counting(progress, sum(isinstance(x, MultiHeadAttention) for x in model.modules()))
         run()
-        if not seen:
+        if not seen and layers is None:
             raise ValueError(f"{type(model).__name__} {UNSEEN}")
     seen.about |= about if words else {name: x for name, x in about.items() if name == "grid"}
     if isinstance(model, Model):
@@ -92,6 +93,16 @@ def _text(model: Model, text: str, most: int | None) -> tuple[Callable[[], Any],
         ids = ids[: integer("tokens", most, least=1)]
     if not ids:
         raise ValueError("the text is empty: there is nothing to read")
+    vocabulary = model.config.get("vocab_size")
+    if isinstance(model.text, Bytes) and isinstance(vocabulary, int) and max(ids) >= vocabulary:
+        raise ValueError(
+            f"the folder has no tokenizer.json, and its {vocabulary} tokens are not bytes: it reads no text"
+        )
+    longest = getattr(model, "longest", None)
+    if longest is not None and len(ids) > longest:
+        raise ValueError(
+            f"the text has {len(ids)} tokens and the model reads at most {longest}: ask for tokens={longest}"
+        )
     given = torch.tensor([ids])
     words = _spoken(ids, model.text.tokens(ids), model.text.decode)
     if isinstance(model, TextToText):
@@ -111,6 +122,8 @@ def _text(model: Model, text: str, most: int | None) -> tuple[Callable[[], Any],
 def _theirs(model: Any, tokenizer: Any, text: str, most: int | None) -> tuple[Callable[[], Any], dict[str, Any]]:
     """A text model of ``transformers``."""
     ids = tokenizer(text)["input_ids"]
+    if text and not ids:
+        raise ValueError("the tokenizer gives no tokens for this text; has the folder a tokenizer.json?")
     ids = ids if most is None else ids[: integer("tokens", most, least=1)]
     if not ids:
         raise ValueError("the text is empty: there is nothing to read")
@@ -149,12 +162,12 @@ def _shown(pixels: Tensor) -> str:
 def _spoken(ids: Sequence[int], tokens: Sequence[str], decode: Callable[[list[int]], str]) -> list[str]:
     """Each token as a person reads it, spaces included.
 
-    Byte-level vocabularies spell a space Ġ and other characters byte by byte: what the token decodes to is meant,
-    unless it is a part of a character. Others write ▁ for a space, which decoding drops.
+    Byte-level vocabularies spell a space Ġ and other characters byte by byte: what the token decodes to is meant, � for
+    a part of a character. Others write ▁ for a space, which decoding drops.
     """
     found = []
     for i, token in zip(ids, tokens, strict=True):
         said = decode([i])
         spelled = not token.isascii() and "▁" not in token
-        found.append(said if spelled and said and "�" not in said else token.replace("▁", " "))
+        found.append(said if spelled and said else token.replace("▁", " "))
     return found

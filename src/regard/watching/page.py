@@ -33,7 +33,7 @@ from torch import Tensor
 from regard.observables import Observation
 from regard.shapes import integer
 from regard.watching import table
-from regard.watching.words import words
+from regard.watching.words import check_words, words
 
 if TYPE_CHECKING:
     from regard.watching.seen import Seen
@@ -65,6 +65,7 @@ def html(seen: Seen, *, batch: int = 0) -> str:
     if not seen:
         raise ValueError("nothing was seen, so there is nothing to show")
     places = seen.each()
+    check_words(seen.about, [x.n for x in places.values()])
     entries = max(1 if x.entropy is None else x.entropy.shape[0] for x in places.values())
     if not 0 <= integer("batch", batch) < entries:
         raise ValueError(f"batch is {batch}; what was seen has batch entries 0 … {entries - 1}")

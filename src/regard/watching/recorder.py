@@ -26,16 +26,18 @@ class Recorder(Visitor):
         self, model: nn.Module, observe: Observe, layers: Layers, heads: Iterable[Head] | None, values: bool
     ) -> None:
         super().__init__(model)
+        if not (layers is None or isinstance(layers, str | Sequence) or callable(layers)):
+            raise TypeError(f"layers must be a pattern such as '*.layers.3.*', several, or a function, got {layers!r}")
         if heads is not None and observe.heads is not None:
             raise ValueError("heads were given twice, in observe and as heads=; give them once")
         self.observe, self.seen = observe, Seen(model=type(model).__name__)
         self.norms = Norms(model, self.paths, self.seen) if values else None
         self._layers, self._heads = layers, None if heads is None else ChosenHeads(heads)
-        self.reached: set[str] = set()
+        self.reached: dict[str, None] = {}  # in order
         self._sources: dict[str, Tensor] = {}
 
     def wants(self, path: str) -> bool:
-        self.reached.add(path)
+        self.reached[path] = None
         if self._heads is not None and not self._heads.of(path):
             return False
         if self._layers is None:
@@ -66,8 +68,10 @@ class Recorder(Visitor):
     def check(self) -> None:
         """Layers or heads were chosen, and none of that name was reached: say so, with the names there are."""
         if self._layers is not None and self.reached and not self.seen.calls:
-            some = ", ".join(sorted(self.reached)[:6])
-            raise ValueError(f"no layer matches {self._layers!r}; attention was computed at {some}")
+            some = ", ".join(list(self.reached)[:6]) + (" …" if len(self.reached) > 6 else "")
+            raise ValueError(
+                f"no layer matches {self._layers!r}; attention was computed at {some} ({len(self.reached)} places)"
+            )
         if self._heads is not None:
             self._heads.check()
 

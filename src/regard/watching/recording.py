@@ -28,7 +28,7 @@ from regard.observables import ROW_VALUES, Observation, Observe
 from regard.scores import RelativeTerm, Scores
 from regard.shapes import integer
 
-__all__ = ["read", "write"]
+__all__ = ["check_folder", "read", "write"]
 
 KIND, FORMAT = "regard recording", 1
 NAME = "recording.json"
@@ -40,8 +40,7 @@ LARGEST = 256 * 2**20  # bytes of recording.json
 def write(folder: str | os.PathLike[str], calls: Mapping[str, list[Observation]], about: Mapping[str, Any]) -> None:
     """Save calls by path and what they are about; an older recording there is replaced, anything else refused."""
     path = Path(folder)
-    if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not (path / NAME).is_file())):
-        raise FileExistsError(f"{path} is there and is no recording; save into a new or an empty folder")
+    check_folder(path)
     path.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     places = []
@@ -66,6 +65,12 @@ def write(folder: str | os.PathLike[str], calls: Mapping[str, list[Observation]]
     for old in path.glob("values-*.safetensors"):
         if old.name != values:
             old.unlink()
+
+
+def check_folder(path: Path) -> None:
+    """A recording can be saved there: nothing is, or an older one."""
+    if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not (path / NAME).is_file())):
+        raise FileExistsError(f"{path} is there and is no recording; save into a new or an empty folder")
 
 
 def read(folder: str | os.PathLike[str]) -> tuple[dict[str, list[Observation]], dict[str, Any]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.files import renamed
 from regard.observables import ROW_VALUES, Observation
 from regard.watching import page, recording, table
-from regard.watching.words import is_cross, one_source
+from regard.watching.words import check_words, is_cross, one_source
 
 __all__ = ["Seen", "open_recording"]
 
@@ -44,6 +44,7 @@ class Seen(Mapping[str, Observation]):
         that is plain data become part of what it says about itself.
         """
         said = self.about | about | ({} if tokens is None else {"tokens": [str(token) for token in tokens]})
+        check_words(said, [x.n for calls in self.calls.values() for x in calls])
         recording.write(folder, self.calls, said)
 
     def add(self, path: str, observation: Observation) -> None:
@@ -91,7 +92,10 @@ class Seen(Mapping[str, Observation]):
             raise ImportError("to_pandas needs pandas, which is not installed; to_csv needs nothing") from None
         return pandas.DataFrame(self.heads())
 
-    def __getitem__(self, path: str) -> Observation:
+    def __getitem__(self, path: str | int) -> Observation:
+        """What was seen at a place: its path, or its number in the order of the calls."""
+        if isinstance(path, int):
+            path = dict(enumerate(self.calls)).get(path, str(path))
         try:
             calls = self.calls[path]
         except KeyError:

@@ -80,6 +80,9 @@ def plain(text: str) -> Text:
 
 def shortened(paths: list[str]) -> tuple[str, dict[str, str]]:
     """``*.blocks.*.attention`` and each path's own part of it: what all paths share is said once, in the title."""
+    if len(set(paths)) == 1:
+        numbers = [part for part in paths[0].split(".") if part.isdecimal()]
+        return paths[0], {paths[0]: numbers[-1] if numbers else "·"}
     parts = {path: path.split(".") for path in paths}
     columns = list(zip(*parts.values(), strict=False))
     shared = [len(set(names)) == 1 for names in columns]

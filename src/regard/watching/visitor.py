@@ -111,7 +111,7 @@ def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function
 
 
-UNSEEN = "called no attention that can be seen: it computes it by hand (docs/watching.md)"
+UNSEEN = "called no attention that can be seen: it has none, or computes it by hand (docs/watching.md)"
 
 
 @contextmanager

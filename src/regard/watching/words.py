@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["is_cross", "named_cross", "one_source", "words"]
+__all__ = ["check_words", "is_cross", "named_cross", "one_source", "words"]
 
 # How models name attention over another sequence. torch's and diffusers' names are whole parts of a path.
 CROSS = ("cross", "encdec", "encoder_attn")
@@ -47,6 +47,13 @@ def words(
     inside = any(part.startswith("encoder") for part in path.split("."))
     own = about.get("source" if inside and about.get("source") is not None else "tokens")
     return _first(own, n), _first(own, m)
+
+
+def check_words(about: Mapping[str, Any], queries: Sequence[int | None]) -> None:
+    """Words that are too few for every place were given for another text."""
+    found, sizes = about.get("tokens"), [n for n in queries if n is not None]
+    if isinstance(found, list | tuple) and sizes and len(found) < min(sizes):
+        raise ValueError(f"tokens has {len(found)} words, but at least {min(sizes)} queries were seen at every place")
 
 
 def _first(found: Any, size: int | None) -> list[str] | None:

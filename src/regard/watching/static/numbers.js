@@ -48,7 +48,10 @@ function withoutSinks(map, sinks, rows, width, last) {
       left -= taken;
     }
     const over = 1 - sinks[i];
-    for (let j = 0; j < width; j++) rest[i * width + j] = over < SMALLEST_REST ? NaN : rest[i * width + j] / over;
+    for (let j = 0; j < width; j++) {
+      // Numbers are rounded in the page: what is left may come out a little above 1.
+      rest[i * width + j] = over < SMALLEST_REST ? NaN : Math.min(1, rest[i * width + j] / over);
+    }
   }
   return rest;
 }
@@ -124,7 +127,7 @@ function keysOf(place, head, i, hide) {
   for (let t = (i - place.first) * k; t < (i - place.first + 1) * k; t++) {
     const weight = value(place.top, head, t);
     if (places[t] === none || weight === 0 || (hide && places[t] < place.sink)) continue;
-    if (rest >= SMALLEST_REST) found.push({ at: places[t], weight: weight / rest });
+    if (rest >= SMALLEST_REST) found.push({ at: places[t], weight: Math.min(1, weight / rest) });
   }
   return found;
 }
@@ -141,7 +144,7 @@ function queriesOf(place, head, j, hide) {
     const i = place.first + Math.floor(t / k);
     const weight = value(place.top, head, t);
     const rest = restOf(place, head, i, hide);
-    if (weight > 0 && rest >= SMALLEST_REST) found.push({ at: i, weight: weight / rest });
+    if (weight > 0 && rest >= SMALLEST_REST) found.push({ at: i, weight: Math.min(1, weight / rest) });
   }
   return found.sort((a, b) => b.weight - a.weight);
 }

@@ -191,12 +191,12 @@ function greyRows() {
   }
 }
 
-// Shades the tokens that the hovered one looks at (or that look at it), else those of the locked one.
+// Shades the tokens that the locked one looks at (or that look at it), or while none is, those of the hovered one.
 function shade() {
   if (!reading.made) return;
   const { place, head } = reading.made;
   const from = reading.direction === "from";
-  const asked = reading.hovered ?? reading.locked;
+  const asked = reading.locked ?? reading.hovered;
   for (const token of reading.touched) {
     token.classList.remove("asked", "locked", "strong");
     token.style.removeProperty("--weight");
@@ -231,7 +231,10 @@ function list(asked, found, from) {
   const who = asked === null ? "" : wordAt(from ? "queries" : "keys", asked);
   if (asked === null) at("strongest-of").textContent = "Hover a token to see, click to keep it.";
   else if (found === null) at("strongest-of").textContent = `${who}: its list is not in this page`;
-  else at("strongest-of").textContent = from ? `${who} looks at` : `${who} is looked at by`;
+  else {
+    const without = view.hide ? " (without sinks, of what is left)" : "";
+    at("strongest-of").textContent = (from ? `${who} looks at` : `${who} is looked at by`) + without;
+  }
   const nothing = view.hide ? "nothing beside the sinks" : "nothing in the lists";
   if (found && !found.length) box.append(element("li", "quiet", nothing));
   const most = reading.made.place.top?.shape[2] ?? 0;
