@@ -59,6 +59,7 @@ def test_from_end_to_end(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(11)  # another state of torch's generator changes nothing
     again = atlas(model, tokenizer(), text=WORDS * 3, **SIZES)
     assert found.to_json() == again.to_json() and found.model == type(model).__name__
+    assert repr(found) == f"Atlas of {layers * heads} heads of {type(model).__name__}"
     total = 2 * 3 * layers  # twins, probes, layers
     assert calls == [(k + 1, total) for k in range(total)]
     assert [(row["layer"], row["head"]) for row in found.rows] == [(i, h) for i in range(layers) for h in range(heads)]

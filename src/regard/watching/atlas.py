@@ -7,7 +7,7 @@ import io
 import json
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
@@ -30,18 +30,16 @@ COLUMNS = {
     "spread": "entropy over ln(visible keys)",
     "distance": "tokens (on a picture: patches) between query and key",
 }
-
-
 CONFIDENCES = tuple(f"{kind} confidence" for kind in KINDS)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Atlas:
     """One row a head: ``path``, ``layer``, ``head``, the columns, ``kinds`` with score, control and confidence,
     ``labels``, and all ``scores`` by probe; ``untrained`` the same of the untrained twin."""
 
     model: str
-    rows: list[dict[str, Any]] = field(repr=False)
+    rows: list[dict[str, Any]]
 
     def __repr__(self) -> str:
         return f"Atlas of {len(self.rows)} heads of {self.model}"
@@ -115,8 +113,6 @@ _SHORT = {
     **{"sinks": "sink", "moved": "moved", "previous": "prev", "induction": "induct", "duplicate": "dupl"},
     **{"spread": "spread", "distance": "dist"},
 }
-
-
 _LONG = {short: name for name, short in _SHORT.items()}
 SORTS = (*COLUMNS, *CONFIDENCES, *(short for short in _LONG if short not in COLUMNS))
 
