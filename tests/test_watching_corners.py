@@ -96,6 +96,8 @@ class Read(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         heads = x.unflatten(-1, (3, 2)).transpose(1, 2)
         y = F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).reshape(x.shape)
+        if self.how == "away":
+            return F.scaled_dot_product_attention(heads, heads, heads, scale=-0.7).transpose(1, 2).reshape(x.shape)
         if self.how == "two":
             return torch.cat([self.a(y[:, :3]), self.b(y[:, 3:])], 1)
         return self.a(y * 2) if self.how == "none" else self.a(y)
@@ -119,6 +121,14 @@ def seen_norms(seen: Any, model: nn.Module) -> dict[int, Any]:
     hook = next(iter(model.a._forward_pre_hooks.values()))  # type: ignore[union-attr]
     waiting: dict[int, Any] = hook.__self__._waiting
     return waiting
+
+
+@torch.no_grad()
+def test_a_negative_scale_is_torchs_too() -> None:
+    model, x = Read("away"), torch.randn(1, 5, 6)
+    plain = model(x)
+    with watch(model):
+        close(model(x), plain)
 
 
 @torch.no_grad()

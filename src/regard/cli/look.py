@@ -120,8 +120,9 @@ def _kinds(folder: Path, text: str | None, sort: str | None, most: int, csv: Pat
 
 
 def _show(seen: Seen, sort: str, most: int) -> None:
-    Console().print(seen.table(sort, most or None))
-    _say_how_many(len(seen.heads()), most, sort)
+    rows = seen.heads()
+    Console().print(table.as_table(rows, sort, most or None))
+    _say_how_many(len(rows), most, sort)
 
 
 def _say_how_many(there: int, most: int, sort: str | None) -> None:

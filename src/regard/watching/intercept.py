@@ -166,6 +166,8 @@ def _attend(
     elif attn_mask is not None:
         bias = attn_mask
     q, k, v = query, key, value
+    if scale is not None and scale < 0:  # torch allows it: −scale·q·k is scale·(−q)·k
+        q, scale = -q, -scale
     if q.ndim == 3:  # torch takes [B, n, d] too; a head of one
         q, k, v = (x.unsqueeze(-3) for x in (q, k, v))
         bias = bias if bias is None or bias.ndim < 3 else bias.unsqueeze(-3)

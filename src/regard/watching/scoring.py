@@ -45,7 +45,6 @@ class Asked:
     counted: Tensor  # [r]
     see: Tensor  # [H or 1, r, m]
     place: Tensor  # [r, m] the number of a pair's offset
-    places: int
     distance: Tensor  # [r, m]
     delta: Tensor  # [1 or 2, r, m] where a key stands relative to its query, on a line or on a grid
     previous: Tensor  # [r, m] bool
@@ -194,7 +193,7 @@ def _strips(
         if grid is not None:
             counted = counted & (place < places).any(-1)  # a class token stands nowhere
         previous = delta[0] == -1 if grid is None else none
-        yield at, Asked(counted, see, place, places, distance, delta, previous, duplicate, later, same, followers)
+        yield at, Asked(counted, see, place, distance, delta, previous, duplicate, later, same, followers)
 
 
 def _offsets(at: Tensor, n: int, m: int, grid: tuple[int, int] | None, places: int) -> tuple[Tensor, Tensor, Tensor]:
