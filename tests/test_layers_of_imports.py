@@ -17,6 +17,7 @@ PACKAGE = ROOT / "src" / "regard"
 LAYERS = (
     "shapes",
     "files",
+    "config",
     "values",
     "scores",
     "observables",

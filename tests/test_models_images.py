@@ -16,8 +16,8 @@ from test_models import VIT
 from torch import Tensor
 from transformers import CLIPImageProcessorPil, ViTImageProcessorPil
 
+from regard.config import Config
 from regard.models import load
-from regard.models.config import Config
 from regard.models.images import Preprocessor
 
 SHAPES = [(31, 23), (8, 12), (5, 47), (100, 3), (13, 13)]

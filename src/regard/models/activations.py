@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regard.models.config import Config
+from regard.config import Config
 
 __all__ = ["activation"]
 

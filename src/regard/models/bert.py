@@ -7,8 +7,8 @@ from functools import partial
 
 from torch import nn
 
+from regard.config import Config
 from regard.models.activations import activation
-from regard.models.config import Config
 from regard.models.keys import Key, Stored, Table
 from regard.models.text_encoder import Dense, MaskedHead, Read, TextEncoder
 from regard.nn import Block, Encoder, FeedForward, LayerNorm, MultiHeadAttention

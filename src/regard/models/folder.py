@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from regard.config import LARGEST_JSON, Config, read_json
 from regard.files import renamed
-from regard.models.config import Config
 
 __all__ = ["Folder", "some", "write_folder"]
 
@@ -21,7 +21,6 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 # What belongs to a model beside its weights; kept as it is and written back by ``save``.
 BESIDE = (".json", ".txt", ".jinja", ".model", ".md")
-LARGEST_JSON = 64 * 2**20
 
 
 class Folder:
@@ -45,17 +44,7 @@ class Folder:
     def json(self, name: str) -> dict[str, Any]:
         """A JSON file of this folder, {} if it is not there."""
         file = self.path / name
-        if not file.is_file():
-            return {}
-        if file.stat().st_size > LARGEST_JSON:
-            raise ValueError(f"{file} has {file.stat().st_size:,} bytes; that is no {name} of a model")
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file} is not JSON: {error}") from None
-        if not isinstance(found, dict):
-            raise ValueError(f"{file} holds {type(found).__name__}; it must be a table of entries")
-        return found
+        return read_json(file) if file.is_file() else {}
 
     def beside(self) -> dict[str, bytes]:
         """Tokenizers, settings and pages of this folder and of those in it, by name; no weights, no code."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from regard.config import Config
 from regard.models.activations import activation
-from regard.models.config import Config
 from regard.models.keys import Key, Stored, Table
 from regard.models.text_decoder import TextDecoder
 from regard.nn import Block, Decoder, FeedForward, LayerNorm, MultiHeadAttention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from regard.models.config import Config
+from regard.config import Config
 from regard.models.images import Preprocessor
 from regard.models.keys import Table
 from regard.models.model import Model, named

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from regard.models.config import Config
+from regard.config import Config
 from regard.positions.common import described
 
 __all__ = ["Picture", "Preprocessor"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from regard.config import Config
 from regard.masks import Window
 from regard.models.activations import activation
-from regard.models.config import Config
 from regard.models.keys import Key, Stored, Table
 from regard.models.rope import rotary
 from regard.models.text_decoder import TextDecoder

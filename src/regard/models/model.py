@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.models.config import Config
+from regard.config import Config
 from regard.models.folder import write_folder
 from regard.models.keys import Stored, Table
 from regard.models.text import Bytes, NoText, Text

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regard.models.config import Config
+from regard.config import Config
 from regard.positions import LinearScaling, Rotary
 from regard.values import value
 

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import torch
 
+from regard.config import Config
 from regard.models.activations import activation
-from regard.models.config import Config
 from regard.models.keys import Key, Stored, Table
 from regard.models.text_to_text import TextReader, TextToText
 from regard.nn import Block, Decoder, Encoder, EncoderDecoder, FeedForward, MultiHeadAttention, RMSNorm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.models.config import Config
+from regard.config import Config
 from regard.models.generate import Given, Read, Writer
 from regard.models.keys import Table
 from regard.models.model import named

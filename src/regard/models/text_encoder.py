@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from regard.models.config import Config
+from regard.config import Config
 from regard.models.keys import Table
 from regard.models.model import Model, named
 from regard.nn import Encoder

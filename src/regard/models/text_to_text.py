@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard.config import Config
 from regard.masks import Padding
-from regard.models.config import Config
 from regard.models.generate import Given, Read, Writer
 from regard.models.keys import Table
 from regard.models.model import Model, named

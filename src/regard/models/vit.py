@@ -6,9 +6,9 @@ from functools import partial
 
 from torch import nn
 
+from regard.config import Config
 from regard.models.activations import activation
 from regard.models.bert import classes
-from regard.models.config import Config
 from regard.models.image_model import ImageModel
 from regard.models.keys import Key, Stored, Table
 from regard.models.text_encoder import Dense

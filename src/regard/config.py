@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-__all__ = ["Config"]
+__all__ = ["LARGEST_JSON", "Config", "read_json"]
 
 _MISSING: Any = object()
 MOST_LAYERS = 1024
+LARGEST_JSON = 64 * 2**20
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The entries of a JSON file; what is too large, no JSON or no table is refused by name."""
+    if file.stat().st_size > LARGEST_JSON:
+        raise ValueError(f"{file} has {file.stat().st_size:,} bytes; that is no {file.name} of a model")
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} holds {type(found).__name__}; it must be a table of entries")
+    return found
 
 
 class Config(dict[str, Any]):

@@ -1,0 +1,276 @@
+"""Models from a Hugging Face ``config.json``, the file alone: BERT, GPT-2, Llama, T5, ViT and their kin."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from regard.budget.parts import Linear, Norm, Part, Table
+from regard.budget.spec import (
+    Model,
+    Options,
+    Placed,
+    block,
+    decoder,
+    encoder,
+    encoder_decoder,
+    vision_transformer,
+)
+from regard.config import Config, read_json
+
+__all__ = ["from_config", "known", "read"]
+
+
+def from_config(path: str | os.PathLike[str]) -> Model:
+    """The model that a ``config.json`` describes, or the one in a folder; weights are not looked at."""
+    file = Path(path)
+    file = file / "config.json" if file.is_dir() else file
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} does not exist; give a config.json, or a folder that holds one")
+    return read(Config(read_json(file)))
+
+
+def read(config: Config) -> Model:
+    """The model that these entries describe."""
+    kind = config.kind
+    if kind not in FAMILIES:
+        raise ValueError(f"config.json: model_type is {kind!r}; known are {', '.join(FAMILIES)}")
+    return FAMILIES[kind](config)
+
+
+def known() -> tuple[str, ...]:
+    """Names of the families that can be read."""
+    return tuple(FAMILIES)
+
+
+def _one(name: str, part: Part) -> Placed:
+    """A part that sees the first token alone."""
+    return Placed(name, part, rows="one", keys="one")
+
+
+def _classes(config: Config) -> int:
+    return len(config.part("id2label")) or config.whole("num_labels", 2)
+
+
+def _bert(config: Config) -> Model:
+    kind = config.kind
+    distil = kind == "distilbert"
+    d = config.whole("dim" if distil else "hidden_size")
+    vocab = config.whole("vocab_size")
+    model = encoder(
+        d,
+        config.whole("n_heads" if distil else "num_attention_heads"),
+        config.layers("n_layers" if distil else "num_hidden_layers"),
+        hidden=config.whole("hidden_dim" if distil else "intermediate_size"),
+        vocab=vocab,
+        scaled=False,
+        position="learned",
+        reach=config.whole("max_position_embeddings"),
+        qkv_bias=True,
+        order="post",
+        dropout=config.real("dropout" if distil else "hidden_dropout_prob", 0.1) > 0,
+    )
+    (stack,) = model.stacks
+    types = () if distil else (Placed("types", Table("types", (config.whole("type_vocab_size", 2), d), d)),)
+    before = (*stack.before, *types, Placed("embedding norm", Norm(d)))
+    tops, width = _bert_top(config, d, vocab)
+    # RoBERTa counts positions from the padding's id on.
+    reach = config.whole("max_position_embeddings")
+    longest = reach - config.whole("pad_token_id", 1, least=0) - 1 if kind == "roberta" else reach
+    stacks = (replace(stack, before=before, after=tops),)
+    return replace(model, title=_title(config, "BertModel"), stacks=stacks, vocab=width, longest=longest)
+
+
+def _bert_top(config: Config, d: int, vocab: int) -> tuple[tuple[Placed, ...], int | None]:
+    """What stands on top of the encoder, and the width of the logits."""
+    distil, name = config.kind == "distilbert", config.architecture
+    pooler = _one("pooler", Linear(d, d))
+    masked = (
+        Placed("head: linear", Linear(d, d)),
+        Placed("head: norm", Norm(d)),
+        Placed("logits", Linear(d, vocab, bias=True, tied=True)),
+    )
+    tops: dict[str, tuple[tuple[Placed, ...], int | None]] = {
+        "ForMaskedLM": (masked, vocab),
+        "ForPreTraining": ((pooler, _one("next sentence", Linear(d, 2)), *masked), vocab),
+        "ForNextSentencePrediction": ((pooler, _one("classifier", Linear(d, 2))), 2),
+        "ForSequenceClassification": ((pooler, _one("classifier", Linear(d, _classes(config)))), _classes(config)),
+        "ForTokenClassification": ((Placed("classifier", Linear(d, _classes(config))),), _classes(config)),
+        "ForQuestionAnswering": ((Placed("answer", Linear(d, 2)),), 2),
+        "Model": (() if distil else (pooler,), None),
+    }
+    ending = next((end for end in tops if name.endswith(end)), None if name else "Model")
+    if ending is None:
+        raise ValueError(f"config.json: architectures is {name}; known endings are {', '.join(tops)}")
+    return tops[ending]
+
+
+def _gpt2(config: Config) -> Model:
+    d, reach = config.whole("n_embd"), config.whole("n_positions")
+    _ends(config, "LMHeadModel", "Model")
+    vocab = config.whole("vocab_size")
+    model = decoder(
+        d,
+        config.whole("n_head"),
+        config.layers("n_layer"),
+        hidden=config.whole("n_inner", 4 * d),
+        vocab=vocab,
+        scaled=False,
+        tied=config.flag("tie_word_embeddings", True),
+        position="learned",
+        reach=reach,
+        qkv_bias=True,
+        dropout=config.real("resid_pdrop", 0.1) > 0,
+    )
+    bare = bool(config.architecture) and not config.architecture.endswith("LMHeadModel")
+    return replace(_headless(model) if bare else model, title=_title(config, "GPT2LMHeadModel"))
+
+
+def _llama(config: Config) -> Model:
+    kind = config.kind
+    _ends(config, "ForCausalLM", "Model")
+    d, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
+    vocab = config.whole("vocab_size")
+    biases = config.flag("attention_bias", False) and kind in ("llama", "qwen3")
+    options: Options = {
+        "d_key": config.whole("head_dim", 128 if kind == "qwen3" else d // heads),
+        "kv_heads": config.whole("num_key_value_heads", 8 if kind == "mistral" else heads),
+        "norm": "rms",
+        "gated": True,
+        "qkv_bias": biases or kind == "qwen2",
+        "bias": config.flag("mlp_bias", False) and kind == "llama",
+        "out_bias": biases,
+        "qk_norm": kind == "qwen3",
+    }
+    hidden, windows = config.whole("intermediate_size"), _windows(config)
+    model = decoder(
+        d,
+        heads,
+        len(windows),
+        hidden=hidden,
+        vocab=vocab,
+        scaled=False,
+        tied=config.flag("tie_word_embeddings", False),
+        position="rotary",
+        **options,
+    )
+    (stack,) = model.stacks
+    counts = Counter(windows)
+    blocks = tuple(
+        placed
+        for window, layers in counts.items()
+        for placed in block(d, heads, hidden, layers=layers, causal=True, rotary=True, window=window, **options)
+    )
+    model = replace(model, stacks=(replace(stack, blocks=blocks),))
+    bare = bool(config.architecture) and not config.architecture.endswith("ForCausalLM")
+    return replace(_headless(model) if bare else model, title=_title(config, "LlamaForCausalLM"))
+
+
+def _windows(config: Config) -> list[int | None]:
+    """How many keys each layer's queries see, themselves included; None is all."""
+    layers = config.layers("num_hidden_layers")
+    window = None if config.get("sliding_window") is None else config.whole("sliding_window")
+    if config.kind == "mistral":
+        return [4096 if "sliding_window" not in config else window] * layers
+    if config.kind == "llama" or not config.flag("use_sliding_window", False):
+        return [None] * layers
+    window = window or 4096
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = config.whole("max_window_layers", 28, least=0)
+        return [window if i >= first else None for i in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise ValueError(f"config.json: layer_types must name {layers} layers, got {kinds!r}")
+    return [window if one == "sliding_attention" else None for one in kinds]
+
+
+def _t5(config: Config) -> Model:
+    d, heads = config.whole("d_model"), config.whole("num_heads")
+    form = config.name("feed_forward_proj", "relu")
+    options: Options = {
+        "d_key": config.whole("d_kv"),
+        "bias": False,
+        "norm": "rms",
+        "gated": config.flag("is_gated_act", form.startswith("gated-")),
+        "dropout": config.real("dropout_rate", 0.1) > 0,
+    }
+    layers, vocab = config.layers("num_layers"), config.whole("vocab_size")
+    hidden, reach = config.whole("d_ff"), config.whole("relative_attention_num_buckets", 32)
+    _ends(config, "ForConditionalGeneration", "EncoderModel", "Model")
+    title = _title(config, "T5ForConditionalGeneration")
+    if config.architecture.endswith("EncoderModel"):
+        model = encoder(
+            d, heads, layers, hidden=hidden, vocab=vocab, scaled=False, position="t5", reach=reach, **options
+        )
+        return replace(model, title=title)
+    model = encoder_decoder(
+        d,
+        heads,
+        layers,
+        decoder_layers=config.layers("num_decoder_layers", layers),
+        hidden=hidden,
+        vocab=vocab,
+        scaled=False,
+        tied=config.flag("tie_word_embeddings", True),
+        position="t5",
+        reach=reach,
+        **options,
+    )
+    bare = config.architecture.endswith("Model")
+    return replace(_headless(model) if bare else model, title=title)
+
+
+def _vit(config: Config) -> Model:
+    d = config.whole("hidden_size")
+    _ends(config, "ForImageClassification", "Model")
+    classifies = config.architecture.endswith("ForImageClassification")
+    model = vision_transformer(
+        config.pair("image_size", 224),
+        config.pair("patch_size", 16),
+        _classes(config) if classifies else None,
+        d,
+        config.whole("num_attention_heads"),
+        config.layers("num_hidden_layers"),
+        hidden=config.whole("intermediate_size"),
+        channels=config.whole("num_channels", 3),
+        qkv_bias=config.flag("qkv_bias", True),
+        dropout=config.real("hidden_dropout_prob", 0.0) > 0,
+    )
+    if not classifies:
+        (stack,) = model.stacks
+        model = replace(model, stacks=(replace(stack, after=(*stack.after, _one("pooler", Linear(d, d)))),))
+    return replace(model, title=_title(config, "ViTModel"))
+
+
+def _headless(model: Model) -> Model:
+    """Without logits."""
+    *others, last = model.stacks
+    after = tuple(placed for placed in last.after if placed.name != "logits")
+    return replace(model, stacks=(*others, replace(last, after=after)), vocab=None)
+
+
+def _ends(config: Config, *endings: str) -> None:
+    """Refuse a class that puts something else on top."""
+    if config.architecture and not config.architecture.endswith(endings):
+        raise ValueError(f"config.json: architectures is {config.architecture}; known endings are {', '.join(endings)}")
+
+
+def _title(config: Config, usual: str) -> str:
+    return config.architecture or usual
+
+
+FAMILIES: dict[str, Callable[[Config], Model]] = {
+    "bert": _bert,
+    "roberta": _bert,
+    "distilbert": _bert,
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "mistral": _llama,
+    "qwen2": _llama,
+    "qwen3": _llama,
+    "t5": _t5,
+    "vit": _vit,
+}

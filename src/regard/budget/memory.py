@@ -1,0 +1,225 @@
+"""Bytes: of weights, gradients, optimizer state, activations and caches, and the most that a step holds at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import sympy
+
+from regard.budget.parts import Embedding, Linear, Norm, largest, total
+from regard.budget.spec import Lengths, Model, Placed, Stack
+from regard.budget.symbols import Number
+
+__all__ = ["BYTES", "OPTIMIZERS", "Memory", "bytes_of", "kept", "memory", "peak"]
+
+# Bytes a number. Quantised weights come with one float16 scale for each group of GROUP of them.
+GROUP = 128
+BYTES: dict[str, int | sympy.Rational] = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int8": 1 + sympy.Rational(2, GROUP),
+    "int4": sympy.Rational(1, 2) + sympy.Rational(2, GROUP),
+}
+COMPUTES = ("float64", "float32", "bfloat16", "float16")
+# Numbers a parameter that an optimizer keeps, in the weights' dtype; adam32 keeps moments and a copy of the weights in
+# float32, as training in half precision does.
+OPTIMIZERS = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "adam32": 3}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes by what they hold. ``peak`` is what a step allocates above what was there before it.
+
+    In training that is activations, gradients and what the worst moment needs beside; in inference what the worst layer
+    needs. ``matrices``: the attention weights of all layers and heads, which plain attention stores in training.
+    ``cache``: keys and values of all layers.
+    """
+
+    weights: Number
+    gradients: Number
+    optimizer: Number
+    activations: Number
+    recomputed: Number
+    matrices: Number
+    cache: Number
+    peak: Number
+    recomputed_peak: Number | None
+
+    @property
+    def total(self) -> Number:
+        """Weights, optimizer state, and the peak of a step, in which gradients are."""
+        return self.weights + self.optimizer + self.peak
+
+
+def bytes_of(dtype: str) -> int | sympy.Rational:
+    """Bytes a number of this dtype."""
+    if dtype not in BYTES:
+        raise ValueError(f"dtype is {dtype!r}; known are {', '.join(BYTES)}")
+    return BYTES[dtype]
+
+
+def memory(
+    model: Model,
+    lengths: Lengths,
+    *,
+    dtype: str = "float32",
+    weights: str | None = None,
+    optimizer: str = "adam",
+    training: bool = False,
+) -> Memory:
+    """What a call on ``lengths`` needs; ``weights`` is their dtype where it is another one (int8, int4)."""
+    if dtype not in COMPUTES:
+        raise ValueError(f"dtype is {dtype!r}; products are computed in {', '.join(COMPUTES)}")
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"optimizer is {optimizer!r}; known are {', '.join(OPTIMIZERS)}")
+    size, parameters = BYTES[dtype], model.parameters
+    if training and weights not in (None, dtype):
+        raise ValueError(f"weights in {weights} cannot be trained; leave training out, or weights")
+    state = 4 if optimizer == "adam32" else size
+    held = kept(model, lengths, size)
+    before = 0 if lengths.cached is None else lengths.cached
+    return Memory(
+        weights=parameters * bytes_of(weights or dtype),
+        gradients=parameters * size if training else 0,
+        optimizer=OPTIMIZERS[optimizer] * parameters * state if training else 0,
+        activations=held,
+        recomputed=kept(model, lengths, size, recompute=True),
+        matrices=size * total(p.times * part.matrices(p.call(lengths)) for p, part in model.attentions),
+        cache=size
+        * total(
+            p.times * part.cached(lengths.batch, (before + lengths.n) if p.keys == "n" else p.call(lengths).keys)
+            for p, part in model.attentions
+            if p.rows == "n"
+        )
+        if model.writes
+        else 0,
+        peak=peak(model, lengths, size, training=training),
+        recomputed_peak=peak(model, lengths, size, training=True, recompute=True) if training else None,
+    )
+
+
+def kept(model: Model, lengths: Lengths, size: Number = 1, *, recompute: bool = False) -> Number:
+    """Bytes of activations that a forward pass keeps for the backward pass; with ``size=1`` roughly values.
+
+    ``recompute``: of a block its input alone; the rest is computed again when its turn comes.
+    """
+    return total(_kept_by(stack, lengths, size, recompute) for stack in model.stacks)
+
+
+def peak(model: Model, lengths: Lengths, size: Number, *, training: bool, recompute: bool = False) -> Number:
+    """The most bytes that a step holds at once above what was there before it."""
+    return largest(*(_training(model, lengths, size, recompute) if training else _inference(model, lengths, size)))
+
+
+def _inference(model: Model, lengths: Lengths, size: Number) -> Iterator[Number]:
+    """Bytes at each part of a forward pass without gradients.
+
+    The vectors that entered the stack and those that entered the block are held by their callers while a block runs.
+    """
+    context: Number = 0
+    for stack in model.stacks:
+        stream = _stream(stack, model, lengths, size)
+        for placed in stack.before:
+            yield context + size * placed.part.work(placed.call(lengths))
+        several = 1 if stack.layers == 1 else 2
+        for at, placed in enumerate(p for p in stack.blocks if not isinstance(p.part, Norm)):
+            held = stream * (several if at == 0 else several + 1)
+            normed = stream if stack.order == "pre" else 0
+            yield context + held + normed + size * placed.part.work(placed.call(lengths))
+        for placed in stack.after:
+            given = _vectors(placed, model, lengths, size)
+            held = given if isinstance(placed.part, Linear) else given + stream
+            yield context + held + _wide(placed, size) * placed.part.work(placed.call(lengths))
+        context = context + stream
+
+
+def _training(model: Model, lengths: Lengths, size: Number, recompute: bool) -> Iterator[Number]:
+    """Bytes at the loss, and at each part of the backward pass of the first and of the last block of each stack.
+
+    What is kept falls from block to block and gradients grow, so that one of the two ends is the worst.
+    """
+    before = [_kept_by(stack, lengths, size, recompute) for stack in model.stacks]
+    done: Number = 0  # bytes of gradients that are there already
+    held = total(before)
+    if model.vocab is not None:
+        last = model.stacks[-1].after[-1]
+        # Logits, their log-softmax, and the gradients of both.
+        logits = last.call(lengths).tokens * model.vocab
+        yield held + 4 * size * logits
+    for stack, own in zip(reversed(model.stacks), reversed(before), strict=True):
+        held = held - own
+        stream = _stream(stack, model, lengths, size)
+        for placed in reversed(stack.after):
+            done = done + size * (placed.parameters + _tied(placed))
+            own = own - _kept(placed, lengths, size)
+            yield held + own + done + _back(placed, lengths, size)
+        yield from _blocks(stack, held + own, done, lengths, size, stream, recompute)
+        done = done + size * total(placed.parameters for placed in stack.blocks)
+        for placed in reversed(stack.before):
+            # A look-up's gradient is as large as its table. A head that shares the table has left one already, and
+            # their sum is a third.
+            table = size * placed.parameters
+            shared = isinstance(placed.part, Embedding) and any(_tied(p) for p in model)
+            yield held + done + stream + (2 * table if shared else table)
+            done = done + (0 if shared else table)
+
+
+def _blocks(
+    stack: Stack, held: Number, done: Number, lengths: Lengths, size: Number, stream: Number, recompute: bool
+) -> Iterator[Number]:
+    parts = stack.blocks
+    inside = [_kept(placed, lengths, size) for placed in parts]
+    learned = [size * placed.part.parameters for placed in parts]
+    # Blocks need not be equal (windows), but each part's times say how many there are.
+    whole = total(p.times * k for p, k in zip(parts, inside, strict=True))
+    for first in (False, True):
+        alone, grads = total(inside), total(learned)
+        if recompute:
+            outer = held - stack.layers * stream + (stream if first else stack.layers * stream)
+        else:
+            outer = held - whole if first else held - alone
+        ready = done + (size * total(p.parameters for p in parts) - grads if first else 0)
+        for at in reversed(range(len(parts))):
+            earlier, later = total(inside[:at]), total(learned[at:])
+            yield outer + earlier + ready + later + stream + _back(parts[at], lengths, size)
+        if stack.layers == 1:
+            return
+
+
+def _kept_by(stack: Stack, lengths: Lengths, size: Number, recompute: bool) -> Number:
+    around = total(_kept(p, lengths, size) for p in (*stack.before, *stack.after))
+    if recompute:
+        first = stack.blocks[0]
+        width = next(p.part.d for p in stack.blocks if isinstance(p.part, Norm))
+        return around + stack.layers * size * first.call(lengths).tokens * width
+    return around + total(p.times * _kept(p, lengths, size) for p in stack.blocks)
+
+
+def _kept(placed: Placed, lengths: Lengths, size: Number) -> Number:
+    return _wide(placed, size) * total(placed.part.kept(placed.call(lengths)).values())
+
+
+def _back(placed: Placed, lengths: Lengths, size: Number) -> Number:
+    return _wide(placed, size) * placed.part.back(placed.call(lengths))
+
+
+def _wide(placed: Placed, size: Number) -> Number:
+    """Norms compute in float32 at least."""
+    return largest(size, 4) if isinstance(placed.part, Norm) and size != 1 else size
+
+
+def _stream(stack: Stack, model: Model, lengths: Lengths, size: Number) -> Number:
+    return size * stack.blocks[0].call(lengths).tokens * model.d
+
+
+def _vectors(placed: Placed, model: Model, lengths: Lengths, size: Number) -> Number:
+    return size * placed.call(lengths).tokens * model.d
+
+
+def _tied(placed: Placed) -> Number:
+    """Numbers of a head's matrix that is the embedding: its parameters are counted there, its gradient comes first."""
+    part = placed.part
+    return part.d_in * part.d_out if isinstance(part, Linear) and part.tied else 0
