@@ -60,9 +60,9 @@ def by_group(model: Model, lengths: Lengths, *, exploited: bool = False) -> dict
 def crossover(model: Model) -> Expr | None:
     """n* at which attention (scores and values) costs as many FLOPs as everything that is linear in n; None: never.
 
-    Source and target are equally long. For a block ``n* = (2·D·… )``: with D_ff = 4·D and D_hid·N_h = D it is 6·D.
+    Source and target are equally long. For a block of width D it is ``2·D + D_ff``: 6·D with the usual D_ff = 4·D.
     """
-    n = Symbol("n", positive=True, integer=True)
+    n = Symbol("n", positive=True)  # not whole: where the two meet need not be a whole number of tokens
     groups = by_group(model, Lengths(1, n, n))
     quadratic = groups.pop("attention", 0)
     linear = total(groups.values())

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -176,8 +175,8 @@ class _Counter(TorchDispatchMode):
             self.flops[path] = self.flops.get(path, 0) + flops
 
     @contextmanager
-    def following(self) -> Iterator[None]:
-        """Know which modules are being called: by hooks on all modules, so that none is left in the model."""
+    def following(self, model: nn.Module) -> Iterator[None]:
+        """Know which modules are being called."""
 
         def enter(module: nn.Module, inputs: Any) -> None:
             self.called.append(id(module))
@@ -186,7 +185,8 @@ class _Counter(TorchDispatchMode):
             if self.called and self.called[-1] == id(module):
                 self.called.pop()
 
-        hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
+        hooks = [module.register_forward_pre_hook(enter, prepend=True) for module in model.modules()]
+        hooks += [module.register_forward_hook(leave, always_call=True) for module in model.modules()]
         try:
             yield
         finally:
@@ -238,7 +238,7 @@ def _run_on_shapes(model: nn.Module, args: Any, kwargs: Any, backward: bool) -> 
 
 def _run(model: nn.Module, args: Any, kwargs: Any, backward: bool) -> _Counter:
     seen = _Counter(model)
-    with torch.set_grad_enabled(backward), seen, seen.following():
+    with torch.set_grad_enabled(backward), seen, seen.following(model):
         out = model(*args, **kwargs)
         if backward:
             roots = [x for x in _tensors(out) if x.requires_grad]
