@@ -6,7 +6,9 @@ import copy
 import random
 import resource
 import sys
+from collections import UserDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
-from regard.budget.flops_of_ops import FORMULAS, could_hide_products
+from regard.budget.flops_of_ops import FORMULAS, could_hide_products, formula_of
 from regard.budget.walk import Counted, count, register
 from regard.kernels import native
 
@@ -120,9 +122,13 @@ def test_recurrent(kind: Any, gates: int, grad: bool) -> None:
         assert found.backward == 2 * forward
 
 
+def test_products_with_packed_weights() -> None:
+    for name in ("quantized::linear_dynamic", "aten::_weight_int8pack_mm", "aten::_weight_int4pack_mm"):
+        assert FORMULAS[name](meta(3, 7), meta(3, 5)) == 2 * 3 * 5 * 7
+    assert FORMULAS["aten::linear_backward"](None, meta(3, 5), meta(3, 7), meta(7, 5), [True, False, True]) == 210
+
+
 def test_grouped_product() -> None:
-    if not hasattr(torch, "_grouped_mm"):
-        pytest.skip("this torch has no grouped product")
     formula = FORMULAS["aten::_grouped_mm"]
     assert formula(None, meta(11, 5), meta(3, 5, 7)) == 2 * 11 * 5 * 7
     assert formula(None, meta(3, 11, 5), meta(3, 5, 7)) == 3 * 2 * 11 * 5 * 7
@@ -178,6 +184,15 @@ def test_kernels_of_other_devices_have_the_same_formulas() -> None:
             assert formula(None, q, q, k, v) == 2 * forward, name
         elif "scaled_dot_product" in name or name == "higher_order::flex_attention":
             assert formula(None, q, k, v) == forward, name
+
+
+def test_torchs_other_kernels_recompute_off_the_books() -> None:
+    """torch's formulas of kernels for ragged batches are used, without the scores that they compute once more."""
+    q, forward = meta(2, 5, 3, 8), attention_flops(2, 3, 5, 5, 8, 8)  # lengths stand before heads here
+    lengths = (None, None, 5, 5)
+    backward = formula_of(torch.ops.aten._efficient_attention_backward.default)
+    x = q.transpose(1, 2)
+    assert backward(None, x, x, x, x, None, x, *lengths) == 2 * forward
 
 
 def test_flex_attention() -> None:
@@ -357,8 +372,22 @@ def test_compiled_and_checkpointed_models() -> None:
     forward = 2 * 3 * 2 * 35
     x = torch.randn(3, 5, requires_grad=True)
     assert seen_whole(count(torch.compile(inner), x, backward=True)) == (forward, 2 * forward)
-    again = Calls(lambda x: checkpoint(inner, x, use_reentrant=False))
-    assert seen_whole(count(again, x, backward=True)) == (forward, 3 * forward)  # it does run twice
+    for reentrant in (False, True):
+        again = Calls(lambda x, reentrant=reentrant: checkpoint(inner, x, use_reentrant=reentrant))
+        runs_again = forward if reentrant else forward // 2  # the newer one stops where nothing more is wanted
+        assert seen_whole(count(again, x, backward=True)) == (forward, 2 * forward + runs_again)
+
+
+@dataclass
+class Answer:
+    logits: Tensor
+    more: UserDict[str, Tensor]
+
+
+def test_gradients_start_at_every_output_wherever_it_stands() -> None:
+    maps = nn.ModuleList(nn.Linear(5, 7) for _ in range(3))
+    several = Calls(lambda x: (Answer(maps[0](x), UserDict(last=maps[1](x))), {"third": [maps[2](x)]}, "a word"))
+    assert seen_whole(count(several, torch.randn(3, 5), backward=True)) == (3 * 210, 3 * 210)
 
 
 # --- what nobody knows -----------------------------------------------------------------------------------------------
@@ -372,13 +401,19 @@ def foreign() -> Any:
         yield torch.ops.regard_tests.product
 
 
-def test_a_foreign_operator_is_named(foreign: Any) -> None:
+def test_a_foreign_operator_is_named(foreign: Any, capfd: pytest.CaptureFixture[str]) -> None:
     model = Calls(lambda a, b: foreign(a, b) @ b)
     found = count(model, torch.randn(5, 5), torch.randn(5, 5))
     assert (found.uncounted, found.forward) == (("regard_tests::product",), 2 * 125)
     assert found.ran == "values"  # it has no form for shapes alone
+    assert capfd.readouterr().err == ""  # which torch would report at length
     with pytest.raises(ValueError, match="does not run on shapes alone; give real inputs"):
         count(model, meta(5, 5), meta(5, 5))
+
+
+def test_a_branch_is_named() -> None:
+    model = Calls(lambda x: torch.cond(x.sum() > 0, lambda x: x @ x, lambda x: x + x, (x,)))
+    assert count(model, torch.randn(5, 5)).uncounted == ("higher_order::cond",)
 
 
 def test_solving_is_named_and_harmless_operators_are_not() -> None:
@@ -450,6 +485,18 @@ def test_the_model_stays_as_it_was(looks: bool) -> None:
     assert np.array_equal(np.random.get_state()[1], chances[2])
 
 
+@pytest.mark.parametrize("looks", [False, True])
+def test_what_a_function_reaches_stays_as_it_was_too(looks: bool) -> None:
+    """A loss around a model is often a lambda; functions are not copied, nor is what they hold."""
+    inner = nn.Linear(5, 7)
+    inner.weight.grad = torch.ones(7, 5)
+    loss = Calls(lambda x: inner(x).sum() * (float(x.sum()) if looks else 1))
+    found = count(loss, torch.randn(3, 5), backward=True)
+    assert (found.forward, found.backward, found.parameters) == (2 * 3 * 35, 2 * 3 * 35, 0)
+    assert found.ran == ("values" if looks else "shapes")
+    assert torch.equal(inner.weight.grad, torch.ones(7, 5)) and inner.bias.grad is None
+
+
 def test_a_failed_count_leaves_nothing_behind() -> None:
     model = nn.Sequential(nn.Linear(5, 7), nn.Linear(5, 7))
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
@@ -472,10 +519,10 @@ def test_refusals() -> None:
     one_line(lambda: count(nn.LazyLinear(3)), ValueError, "weight has no shape yet")
     one_line(lambda: count(nn.Linear(3, 5), backward=True), ValueError, "needs inputs")
     frozen = nn.Linear(3, 5).requires_grad_(False)
-    one_line(lambda: count(frozen, meta(3), backward=True), ValueError, "no parameter and no input wants a gradient")
+    one_line(lambda: count(frozen, meta(3), backward=True), ValueError, "no output depends on")
     assert count(frozen, meta(3, grad=True), backward=True).backward == 2 * 15
     apart = Calls(lambda x: x.detach())
-    one_line(lambda: count(apart, torch.ones(3, requires_grad=True), backward=True), ValueError, "no output")
+    one_line(lambda: count(apart, torch.ones(3, requires_grad=True), backward=True), ValueError, "no output depends on")
     one_line(lambda: count(nn.Linear(3, 5), meta(3, 7)), ValueError, "does not run on shapes alone")
     held = nn.Linear(3, 5)
     held.open = open(__file__)  # noqa: SIM115

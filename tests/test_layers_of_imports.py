@@ -22,6 +22,7 @@ LAYERS = (
     "scores",
     "observables",
     "plots",
+    "terminal",
     "masks",
     "positions",
     "kernels",

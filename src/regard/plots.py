@@ -195,10 +195,12 @@ def series(
     x_label: str | None = None,
     y_label: str | None = None,
     log: str = "",
+    marks: Mapping[str, float] | None = None,
 ) -> Figure:
     """Named lines ``{name: (x, y)}``, or ``(x, y, low, high)`` with the interval shaded; ``log``: "x", "y" or "xy".
 
-    Names stand at the lines' ends. On a logarithmic axis what is not positive is left out.
+    Names stand at the lines' ends. On a logarithmic axis what is not positive is left out. ``marks`` are upright lines
+    ``{name: x}``.
     """
     if log not in ("", "x", "y", "xy"):
         raise ValueError(f'log is {log!r}; it is "", "x", "y" or "xy"')
@@ -224,6 +226,9 @@ def series(
         drawn.append((name, colour, float(x[last]), float(ys[0][last])))
     axes.margins(x=0)
     axes.spines[["top", "right"]].set_visible(False)
+    for name, x in (marks or {}).items():
+        axes.axvline(x, color=EDGE, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
+        axes.text(x, 1.0, f" {_shown(name, 24)}", transform=axes.get_xaxis_transform(), va="top", **_font())
     _name_axes(axes, x_label, y_label)
     _name_ends(axes, drawn, 0.15 / height)
     return figure

@@ -11,7 +11,7 @@ from regard.budget.parts import GROUPS, Group, Patches, Product, total
 from regard.budget.spec import Lengths, Model, Placed
 from regard.budget.symbols import Number
 
-__all__ = ["backward", "by_group", "crossover", "decode", "forward", "needed", "recomputation"]
+__all__ = ["backward", "by_group", "crosses", "crossover", "decode", "forward", "needed", "recomputation"]
 
 
 def forward(model: Model, lengths: Lengths) -> Number:
@@ -69,6 +69,28 @@ def crossover(model: Model) -> Expr | None:
     # a·n² = b·n + c, where c is what a single token costs (a classifier).
     found = [root for root in sympy.solve(sympy.Eq(quadratic, linear), n) if root != 0 and not root.is_negative]
     return sympy.simplify(found[-1]) if found else None
+
+
+def crosses(model: Model, slower: float = 1.0) -> float | None:
+    """``crossover`` in numbers, for attention that skips what masks hide and whose FLOPs take ``slower`` times as long.
+
+    None: never, which a window can cause, for then attention too is linear in n in the end.
+    """
+
+    def ahead(n: int) -> float:
+        groups = by_group(model, Lengths(1, n, n), exploited=True)
+        own = float(groups.pop("attention", 0)) * slower
+        return own - sum(float(x) for x in groups.values())
+
+    low, high = 0, 1
+    while ahead(high) < 0:
+        low, high = high, 2 * high
+        if high > 2**48:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if ahead(middle) < 0 else (low, middle)
+    return float(high)
 
 
 def _all(model: Model, lengths: Lengths) -> Iterator[tuple[Placed, Number, Product]]:

@@ -1,10 +1,10 @@
 """FLOPs of single operators, from the shapes that they ran on: what torch's own counter lacks, or counts otherwise.
 
-The convention, for every formula here: a multiply–add is 2; only matrix products and convolutions count; masks, causal
-or not, save nothing. A backward pass is what the mathematics needs: each product of the forward pass gives two. So
-attention, 2·B·H·n·m·(d + e) forward, is twice that backward (dV, dA, dQ, dK), whichever kernel runs: the scores that a
-tiled kernel computes once more are its own affair. (torch counts them: 2.5 times for kernels, 2 times for plain ones.)
-Fused kernels compute all of their gradients, and all of them count, wanted or not.
+The convention, for every formula here: a multiply–add is 2, of complex numbers too; only matrix products and
+convolutions count; masks, causal or not, save nothing. A backward pass is what the mathematics needs: each product of
+the forward pass gives two. So attention, 2·B·H·n·m·(d + e) forward, is twice that backward (dV, dA, dQ, dK), whichever
+kernel runs: the scores that a tiled kernel computes once more are its own affair. (torch counts them: 2.5 times for
+kernels, 2 times for plain ones.) Fused kernels compute all of their gradients, and all of them count, wanted or not.
 """
 
 from __future__ import annotations
@@ -215,6 +215,7 @@ FORMULAS: dict[str, Formula] = {
             "_dyn_quant_matmul_4bit",
         )
     },
+    **{f"quantized::linear{kind}": _packed_linear for kind in ("", "_relu", "_dynamic", "_relu_dynamic")},
     "aten::_trilinear": _three_factors,
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
@@ -266,10 +267,11 @@ def register() -> None:
 
 # Parts of the names of torch's operators that move, compare, normalise or add up numbers, and are not tagged as such.
 _HARMLESS = re.compile(
-    "norm|softmax|embedding|dropout|pool|pad|loss|upsample|grid_|index|scatter|gather|cat|stack|copy|select|slice|"
-    "diagonal|unfold|sort|topk|mask|where|foreach_(?!mm)|fused_(adam|sgd|adagrad)|thnn_fused|elu|glu|logsig|sigmoid|"
-    "shrink|tanh|softplus|swish|cum|std|var|split|_like|new_|fill|set_|quantize_|complex|polar|im2col|col2im|searchsorted|"
-    "bucketize|lerp|cross|addr|ger|resize|detach|alias|view|lift|multinomial|isin|histogram|roll|repeat|segment"
+    "norm|softmax|embedding|(?<!no_)dropout|pool|pad|loss|upsample|grid_|index|scatter|gather|cat|stack|copy|select|"
+    "slice|diagonal|unfold|sort|topk|mask|where|foreach_(?!mm)|fused_(adam|sgd|adagrad)|thnn_fused|logsig|sigmoid|tanh|"
+    "^_?(leaky_re|rre|pre|e|ce|se|g)lu|shrink|softplus|swish|cum|^std|^var|split|_like|new_|fill|set_|quantize_|"
+    "complex|polar|im2col|col2im|bucketize|lerp|cross|addr|ger|resize|detach|alias|view|lift|multinomial|isin|histogram|"
+    "roll|repeat|segment|^_nested|^(eq|ne|lt|le|gt|ge|floor_divide|heaviside|put|take|dist|block_diag|_add_relu)_?$"
 )
 _TAGS = {getattr(torch.Tag, name) for name in ("pointwise", "reduction", "view_copy") if hasattr(torch.Tag, name)}
 # Of these namespaces an operator takes no product: sizes, single numbers, messages between machines.

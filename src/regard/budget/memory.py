@@ -11,7 +11,7 @@ from regard.budget.parts import Embedding, Linear, Norm, largest, total
 from regard.budget.spec import Lengths, Model, Placed, Stack
 from regard.budget.symbols import Number
 
-__all__ = ["BYTES", "OPTIMIZERS", "Memory", "bytes_of", "kept", "memory", "peak"]
+__all__ = ["BYTES", "OPTIMIZERS", "Memory", "bytes_of", "kept", "kept_by", "memory", "peak"]
 
 # Bytes a number. Quantised weights come with one float16 scale for each group of GROUP of them.
 GROUP = 128
@@ -106,7 +106,7 @@ def kept(model: Model, lengths: Lengths, size: Number = 1, *, recompute: bool = 
 
     ``recompute``: of a block its input alone; the rest is computed again when its turn comes.
     """
-    return total(_kept_by(stack, lengths, size, recompute) for stack in model.stacks)
+    return total(_kept_in(stack, model, lengths, size, recompute) for stack in model.stacks)
 
 
 def peak(model: Model, lengths: Lengths, size: Number, *, training: bool, recompute: bool = False) -> Number:
@@ -141,7 +141,7 @@ def _training(model: Model, lengths: Lengths, size: Number, recompute: bool) -> 
 
     What is kept falls from block to block and gradients grow, so that one of the two ends is the worst.
     """
-    before = [_kept_by(stack, lengths, size, recompute) for stack in model.stacks]
+    before = [_kept_in(stack, model, lengths, size, recompute) for stack in model.stacks]
     done: Number = 0  # bytes of gradients that are there already
     held = total(before)
     if model.vocab is not None:
@@ -154,7 +154,7 @@ def _training(model: Model, lengths: Lengths, size: Number, recompute: bool) -> 
         stream = _stream(stack, model, lengths, size)
         for placed in reversed(stack.after):
             done = done + size * (placed.parameters + _tied(placed))
-            own = own - _kept(placed, lengths, size)
+            own = own - kept_by(placed, lengths, size)
             yield held + own + done + _back(placed, lengths, size)
         yield from _blocks(stack, held + own, done, lengths, size, stream, recompute)
         done = done + size * total(placed.parameters for placed in stack.blocks)
@@ -171,7 +171,7 @@ def _blocks(
     stack: Stack, held: Number, done: Number, lengths: Lengths, size: Number, stream: Number, recompute: bool
 ) -> Iterator[Number]:
     parts = stack.blocks
-    inside = [_kept(placed, lengths, size) for placed in parts]
+    inside = [kept_by(placed, lengths, size) for placed in parts]
     learned = [size * placed.part.parameters for placed in parts]
     # Blocks need not be equal (windows), but each part's times say how many there are.
     whole = total(p.times * k for p, k in zip(parts, inside, strict=True))
@@ -189,16 +189,15 @@ def _blocks(
             return
 
 
-def _kept_by(stack: Stack, lengths: Lengths, size: Number, recompute: bool) -> Number:
-    around = total(_kept(p, lengths, size) for p in (*stack.before, *stack.after))
+def _kept_in(stack: Stack, model: Model, lengths: Lengths, size: Number, recompute: bool) -> Number:
+    around = total(kept_by(p, lengths, size) for p in (*stack.before, *stack.after))
     if recompute:
-        first = stack.blocks[0]
-        width = next(p.part.d for p in stack.blocks if isinstance(p.part, Norm))
-        return around + stack.layers * size * first.call(lengths).tokens * width
-    return around + total(p.times * _kept(p, lengths, size) for p in stack.blocks)
+        return around + stack.layers * _stream(stack, model, lengths, size)
+    return around + total(p.times * kept_by(p, lengths, size) for p in stack.blocks)
 
 
-def _kept(placed: Placed, lengths: Lengths, size: Number) -> Number:
+def kept_by(placed: Placed, lengths: Lengths, size: Number) -> Number:
+    """Bytes that one of these parts keeps for the backward pass."""
     return _wide(placed, size) * total(placed.part.kept(placed.call(lengths)).values())
 
 

@@ -123,6 +123,8 @@ class Part:
         """Values that go through an activation function (or a softmax that is a pass of its own)."""
         return 0
 
+    calls = 1  # operations of a forward pass that are no products
+
     @property
     def parameters(self) -> Number:
         """Numbers in all weights."""
@@ -268,6 +270,8 @@ class FeedForward(Part):
     W_up, W_gate [d, hidden]      W_down [hidden, d]
     """
 
+    calls = 3
+
     d: Number
     hidden: Number
     gated: bool = False
@@ -304,7 +308,8 @@ class FeedForward(Part):
         return kept + (2 * hidden if self.gated else hidden)
 
     def moved(self, call: Call) -> Number:
-        return call.tokens * self.hidden * (5 if self.gated else 2)
+        # φ reads and writes, a gate multiplies; then the sum with what came in.
+        return call.tokens * (self.hidden * (5 if self.gated else 2) + 3 * self.d)
 
     def activated(self, call: Call) -> Number:
         return call.tokens * self.hidden
@@ -322,6 +327,8 @@ class Attention(Part):
     skipped. ``tiled``: weights are never stored; otherwise ``N_h·n·m`` of them are. ``positions`` are learned tables on
     scores, ``rotary`` turns queries and keys, ``qk_norm`` norms each head's.
     """
+
+    calls = 3
 
     d_in: Number
     heads: Number
@@ -376,6 +383,14 @@ class Attention(Part):
             return sympy.Rational(seen, pairs) if pairs and seen != pairs else 1
         return sympy.simplify(seen / (call.rows * call.keys))
 
+    def stored(self, call: Call) -> dict[str, Number]:
+        """What the theory counts as memory: ``Q, K, V``, the weights ``N_h·n·m`` and the heads' outputs, in values.
+
+        The input, the scores before the softmax and the projected output are left out there.
+        """
+        q, kv, out = self._heads(call)
+        return {"Q, K, V": q + kv, "attention matrices": self.matrices(call), "heads' outputs": out}
+
     def matrices(self, call: Call) -> Number:
         """Weights of all heads, ``B·N_h·n·m``: what plain attention stores, and tiled attention never."""
         return call.batch * self.heads * call.rows * call.keys
@@ -421,7 +436,9 @@ class Attention(Part):
     def moved(self, call: Call) -> Number:
         q, kv, out = self._heads(call)
         turned = 3 * (q + self._turned_keys(call)) if self.rotary else 0
-        return 2 * out + turned + (0 if self.tiled else 4 * self.matrices(call))
+        # Heads are joined, and the result is added to what came in.
+        around = 2 * out + 3 * call.tokens * self.d_out
+        return around + turned + (0 if self.tiled else 4 * self.matrices(call))
 
     def activated(self, call: Call) -> Number:
         return 0 if self.tiled else self.matrices(call)

@@ -6,6 +6,7 @@ The convention of FLOPs, and the formulas of single operators, are in ``flops_of
 from __future__ import annotations
 
 import copy
+import logging
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -92,8 +93,6 @@ def count(model: nn.Module, *args: Any, backward: bool = False, **kwargs: Any) -
         if backward:
             raise ValueError("backward=True needs inputs: count(model, *inputs, backward=True)")
         return Counted(**held, forward=None, backward=None, flops={}, uncounted=(), ran="nothing")
-    if backward and not any(x.requires_grad for x in (*model.parameters(), *_tensors((args, kwargs)))):
-        raise ValueError("backward=True, but no parameter and no input wants a gradient")
     seen, ran = _trace(model, args, kwargs, backward)
     return Counted(
         **held,
@@ -185,8 +184,9 @@ class _Counter(TorchDispatchMode):
             if self.called and self.called[-1] == id(module):
                 self.called.pop()
 
-        hooks = [module.register_forward_pre_hook(enter, prepend=True) for module in model.modules()]
-        hooks += [module.register_forward_hook(leave, always_call=True) for module in model.modules()]
+        modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]  # no hooks
+        hooks = [module.register_forward_pre_hook(enter, prepend=True) for module in modules]
+        hooks += [module.register_forward_hook(leave, always_call=True) for module in modules]
         try:
             yield
         finally:
@@ -205,11 +205,17 @@ _ASKS = frozenset(
 ) | {"prim::layout"}
 
 
+class _NothingLearns(ValueError):
+    """Not a failure of shapes: values would not change it."""
+
+
 def _trace(model: nn.Module, args: Any, kwargs: Any, backward: bool) -> tuple[_Counter, str]:
     """A run on shapes; where that fails, for any reason, one on values: an error of the model's own comes again."""
     with _as_it_was(model):
         try:
             return _run_on_shapes(model, args, kwargs, backward), "shapes"
+        except _NothingLearns:
+            raise
         except Exception as problem:
             if any(x.is_meta for x in (*_tensors((args, kwargs)), *model.parameters())):
                 what = f"{type(problem).__name__}: {str(problem).strip().splitlines()[0] if str(problem) else ''}"
@@ -243,10 +249,32 @@ def _run(model: nn.Module, args: Any, kwargs: Any, backward: bool) -> _Counter:
         if backward:
             roots = [x for x in _tensors(out) if x.requires_grad]
             if not roots:
-                raise ValueError("backward=True, but no output of the model depends on what wants a gradient")
+                raise _NothingLearns("backward=True, but no output depends on anything that wants a gradient")
             seen.returning = True
-            torch.autograd.backward(roots, [torch.ones_like(x) for x in roots])
+            with _gradients_kept(roots):
+                torch.autograd.backward(roots, [torch.ones_like(x) for x in roots])
     return seen
+
+
+@contextmanager
+def _gradients_kept(roots: list[Tensor]) -> Iterator[None]:
+    """Leave every ``grad`` as it was: a model may reach, through a function it calls, what was not copied with it."""
+    nodes: list[Any] = [x.grad_fn for x in roots]
+    met, leaves = set(nodes), [x for x in roots if x.is_leaf]
+    while nodes:
+        node = nodes.pop()
+        leaves += [node.variable] if hasattr(node, "variable") else []
+        new = {each for each, _ in getattr(node, "next_functions", ()) if each is not None} - met
+        met |= new
+        nodes += new
+    before = [x.grad for x in leaves]
+    try:
+        for x in leaves:
+            x.grad = None
+        yield
+    finally:
+        for x, grad in zip(leaves, before, strict=True):
+            x.grad = grad
 
 
 def _copied(given: Any) -> Any:
@@ -274,7 +302,9 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
     The products are the same, and each can be booked on the module that takes it.
     """
     cards = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # it prints the traceback of what is then done for real
     with ExitStack() as after:
+        after.callback(setattr, log, "disabled", log.disabled)
         after.callback(random.setstate, random.getstate())
         after.callback(np.random.set_state, np.random.get_state())
         after.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
@@ -282,4 +312,5 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
         after.enter_context(torch.compiler.set_stance("force_eager"))
         after.enter_context(torch.inference_mode(False))  # a copy made in it could have no gradients
         torch.backends.mha.set_fastpath_enabled(False)
+        log.disabled = True
         yield

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli import describe, generate, look
+from regard.cli import budget, describe, generate, look
 
 __all__ = ["app", "run"]
 
@@ -23,6 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("budget")(budget.budget)
 app.command("describe")(describe.describe)
 app.command("generate")(generate.generate)
 app.command("look")(look.look)

@@ -19,6 +19,7 @@ from torch import nn
 from regard import models, watching
 from regard.models.folder import Folder
 from regard.shapes import integer
+from regard.terminal import plain
 from regard.watching import Seen, atlas, heads, table
 from regard.watching.look import LOOK
 from regard.watching.look import look as watched
@@ -132,7 +133,7 @@ def _say_how_many(there: int, most: int, sort: str | None) -> None:
 
 def _say(text: str) -> None:
     """A line as it is: a file's name may hold what a console takes for markup."""
-    Console().print(table.plain(text), soft_wrap=True)
+    Console().print(plain(text), soft_wrap=True)
 
 
 def _column(name: str, known: Any) -> str:

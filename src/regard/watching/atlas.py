@@ -12,9 +12,9 @@ from typing import Any
 
 from rich.table import Table
 
+from regard.terminal import plain_table
 from regard.watching.kinds import KINDS
 from regard.watching.seen import written
-from regard.watching.table import plain_table
 
 __all__ = ["COLUMNS", "CONFIDENCES", "SORTS", "Atlas"]
 

@@ -10,13 +10,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from regard.observables import Observation
+from regard.terminal import plain, plain_table
 
-__all__ = ["COLUMNS", "as_csv", "as_json", "as_table", "plain", "plain_table", "rows", "shortened"]
+__all__ = ["COLUMNS", "as_csv", "as_json", "as_table", "rows", "shortened"]
 
 # Name → what it is; means over the rows that count.
 COLUMNS = {
@@ -59,23 +58,6 @@ def as_table(heads: Iterable[Mapping[str, Any]], sort: str | None = None, most: 
         numbers = ("–" if row[name] is None else f"{row[name]:.2f}" for name in COLUMNS)
         table.add_row(plain(places[row["path"]]), str(row["head"]), *numbers)
     return table
-
-
-def plain_table(title: str) -> Table:
-    """A table without a frame, which is half as wide as one with."""
-    return Table(
-        title=plain(title),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        show_edge=False,
-    )
-
-
-def plain(text: str) -> Text:
-    """A text that a terminal shows as it is: names come from files, and may hold markup or a terminal's own codes."""
-    return Text("".join(letter if letter.isprintable() else "�" for letter in text))
 
 
 def shortened(paths: list[str]) -> tuple[str, dict[str, str]]:

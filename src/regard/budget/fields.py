@@ -1,0 +1,165 @@
+"""Models from fields: ``d=512 heads=8 layers=6`` to a model in numbers, or to the same one in letters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from regard.budget import spec
+from regard.budget.spec import KINDS, POSITIONS, Model, Placed, Stack
+from regard.budget.symbols import LETTERS
+from regard.budget.units import parse_whole
+
+__all__ = ["FIELDS", "build", "in_letters", "read_fields"]
+
+_WHOLE = {
+    "d": "width of the residual stream (D)",
+    "heads": "N_h",
+    "layers": "L",
+    "hidden": "of the feed-forward network (D_ff); 4·d unless given",
+    "vocab": "words (V)",
+    "kv_heads": "key and value heads (N_kv); as many as heads unless given",
+    "d_key": "of a head's queries and keys (D_hid); d/heads unless given",
+    "d_value": "of a head's values (D_o)",
+    "d_out": "of attention's output (D_out)",
+    "d_context": "of another sequence that keys and values come from (D_c)",
+    "decoder_layers": "as many as layers unless given",
+    "window": "keys that a query sees, itself included; needs causal",
+    "reach": "of positions: how many are learned, T5's buckets, how far offsets are told apart",
+    "channels": "of an image; 3 unless given",
+    "classes": "of images",
+}
+_FLAGS = {
+    "bias": "yes unless given",
+    "qkv_bias": "no unless given (vit: yes)",
+    "gated": "feed-forward",
+    "tied": "logits from the embedding; yes unless given",
+    "causal": "no query sees what comes after it",
+    "sinks": "a learned logit a head",
+    "qk_norm": "queries and keys are normed",
+    "dropout": "in training",
+}
+_NAMES = {"norm": ("layer", "rms"), "order": ("pre", "post"), "position": POSITIONS, "head": ("linear", "hidden")}
+_PAIRS = {"image": "height and width, e.g. 224 or 224x160", "patch": "the same of a patch"}
+_BLOCK = ("kv_heads", "d_key", "qkv_bias", "bias", "norm", "order", "gated", "sinks", "qk_norm", "dropout", "hidden")
+_STACK = ("d", "heads", "layers", *_BLOCK)
+
+# What each kind takes; the first ones it needs.
+FIELDS: dict[str, tuple[str, ...]] = {
+    "attention": (
+        *("d", "heads", "d_key", "d_value", "d_out", "d_context", "kv_heads", "bias", "qkv_bias", "causal", "window"),
+        *("sinks", "qk_norm", "position", "reach"),
+    ),
+    "block": ("d", "heads", *_BLOCK, "d_context", "causal", "window"),
+    "encoder": (*_STACK, "vocab", "position", "reach"),
+    "decoder": (*_STACK, "vocab", "tied", "position", "reach", "window"),
+    "encoder-decoder": (*_STACK, "decoder_layers", "vocab", "tied", "position", "reach"),
+    "vit": ("image", "patch", *_STACK, "classes", "channels", "head"),
+}
+NEEDED = {
+    "attention": ("d", "heads"),
+    "block": ("d", "heads"),
+    "vit": ("image", "patch", "d", "heads", "layers"),
+} | dict.fromkeys(("encoder", "decoder", "encoder-decoder"), ("d", "heads", "layers"))
+_AS_LETTERS = {
+    "heads": "N_h",
+    "kv_heads": "N_kv",
+    "hidden": "D_ff",
+    "layers": "L",
+    "decoder_layers": "L_dec",
+    "vocab": "V",
+    "d_context": "D_c",
+}
+
+
+def read_fields(kind: str, given: Iterable[str]) -> dict[str, Any]:
+    """``["d=512", "bias=no"]`` as ``{"d": 512, "bias": False}``; what a kind does not take is refused."""
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is no kind of model; there are {', '.join(KINDS)}, or a config.json")
+    found: dict[str, Any] = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals or not value:
+            raise ValueError(f"{one!r} is no field; fields are written name=value, e.g. d=512")
+        if name not in FIELDS[kind]:
+            close = get_close_matches(name, FIELDS[kind], n=1)
+            hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(FIELDS[kind])}"
+            raise ValueError(f"{kind} has no field {name!r}; {hint}")
+        if name in found:
+            raise ValueError(f"{name} is given twice, as {found[name]} and as {value}")
+        found[name] = _value(name, value)
+    return found
+
+
+def _value(name: str, value: str) -> Any:
+    if name in _WHOLE:
+        return parse_whole(name, value)
+    if name in _FLAGS:
+        if value.lower() not in ("yes", "no", "true", "false"):
+            raise ValueError(f"{name} is {value!r}; it is yes or no")
+        return value.lower() in ("yes", "true")
+    if name in _PAIRS:
+        sides = value.lower().split("x")
+        if len(sides) > 2:
+            raise ValueError(f"{name} is {value!r}; it is one number, or two as in 224x160")
+        numbers = [parse_whole(name, side) for side in sides]
+        return (numbers[0], numbers[-1])
+    if value not in _NAMES[name]:
+        raise ValueError(f"{name} is {value!r}; known are {', '.join(_NAMES[name])}")
+    return value
+
+
+def build(kind: str, fields: Mapping[str, Any]) -> Model:
+    """The model that these fields describe."""
+    missing = [name for name in NEEDED[kind] if name not in fields]
+    if missing:
+        example = {"image": "224", "patch": "16", "d": "512", "heads": "8", "layers": "6"}
+        raise ValueError(f"{kind} needs {', '.join(f'{name}={example[name]}' for name in missing)} or other numbers")
+    given = dict(fields)
+    if given.get("position") == "learned" and "reach" not in given:
+        raise ValueError("position=learned needs reach=1024 or another number of positions")
+    if kind == "attention":
+        return _attention(given)
+    if kind == "block":
+        return _block(given)
+    if kind == "vit":
+        classes = given.pop("classes", 1000)
+        image, patch, *sizes = (given.pop(name) for name in NEEDED["vit"])
+        return spec.vision_transformer(image, patch, classes, *sizes, **given)
+    make = {"encoder": spec.encoder, "decoder": spec.decoder, "encoder-decoder": spec.encoder_decoder}[kind]
+    sizes = [given.pop(name) for name in ("d", "heads", "layers")]
+    return make(*sizes, **given)  # type: ignore[operator]
+
+
+def _attention(given: dict[str, Any]) -> Model:
+    d, heads = given.pop("d"), given.pop("heads")
+    if "bias" in given:
+        given["out_bias"] = given.pop("bias")
+    part = spec.attention(d, heads, **given)
+    keys = "n" if part.d_context is None else "m"
+    stack = Stack("attention", (), (Placed("attention", part, keys=keys),), (), "post")  # type: ignore[arg-type]
+    return Model("Multi-head attention", "attention", d, (stack,))
+
+
+def _block(given: dict[str, Any]) -> Model:
+    d, heads = given.pop("d"), given.pop("heads")
+    order = given.get("order", "pre")
+    stack = Stack("block", (), spec.block(d, heads, given.pop("hidden", None), **given), (), order)
+    return Model("Transformer block", "block", d, (stack,))
+
+
+def in_letters(kind: str, fields: Mapping[str, Any]) -> Model:
+    """The same model with letters for sizes: all of attention's five dimensions, otherwise those that were given.
+
+    Flags and names stay, and so does an image's size; ``hidden`` is always a letter.
+    """
+    letters = {str(letter): letter for letter in LETTERS}
+    given = {name: letters[_AS_LETTERS[name]] if name in _AS_LETTERS else value for name, value in fields.items()}
+    if kind == "attention":
+        given |= {"d": letters["D_in"], "d_key": letters["D_hid"], "d_value": letters["D_o"], "d_out": letters["D_out"]}
+    else:
+        given |= {"d": letters["D"], "hidden": letters["D_ff"]}
+        if "d_key" in fields:
+            given["d_key"] = letters["D_hid"]
+    return build(kind, given)

@@ -1,0 +1,49 @@
+"""Every count of a model as a formula, in the letters that it has."""
+
+from __future__ import annotations
+
+import sympy
+
+from regard.budget import flops
+from regard.budget.memory import kept
+from regard.budget.parts import total
+from regard.budget.spec import Lengths, Model
+from regard.budget.symbols import LETTERS, Number
+
+__all__ = ["formulas"]
+
+
+def formulas(model: Model) -> dict[str, Number]:
+    """Name → formula, in the letters that the model has, of a batch of B sequences of n tokens."""
+    letters = {str(letter): letter for letter in LETTERS}
+    b, n, m, t = (letters[name] for name in ("B", "n", "m", "t"))
+    two = any(placed.keys == "m" or placed.rows == "m" for placed in model)
+    if model.tokens is not None:
+        n = model.tokens
+    lengths = Lengths(b, n, m if two else None)
+    found: dict[str, Number] = {"parameters": model.parameters}
+    found["FLOPs, forward"] = flops.forward(model, lengths)
+    if not _is_same(flops.needed(model, lengths), found["FLOPs, forward"]):
+        found["  masks exploited"] = flops.needed(model, lengths)
+    found["FLOPs, backward"] = flops.backward(model, lengths)
+    if model.writes:
+        found["FLOPs, a token after t"] = flops.decode(model, b, t, m if two else None)
+        own = [(placed, part) for placed, part in model.attentions if placed.rows == "n"]
+        found["cache after t, values"] = total(p.times * part.cached(b, t if p.keys == "n" else m) for p, part in own)
+    found["activations, values"] = kept(model, lengths)
+    found["  recomputing blocks"] = kept(model, lengths, recompute=True)
+    found["n × n, values"] = sum(
+        placed.times * part.matrices(placed.call(lengths)) for placed, part in model.attentions
+    )
+    if model.attentions and model.tokens is None:
+        cross = flops.crossover(model)
+        found |= {} if cross is None else {"n* (attention = the rest)": cross}
+    return {name: _short(x) for name, x in found.items()}
+
+
+def _short(x: Number) -> Number:
+    return sympy.expand(x) if isinstance(x, sympy.Expr) else x
+
+
+def _is_same(a: Number, b: Number) -> bool:
+    return bool(sympy.expand(a - b) == 0)

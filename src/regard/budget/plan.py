@@ -1,0 +1,314 @@
+"""A plan: everything that is counted of one model at one length, and the bottleneck in words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from regard.budget import flops
+from regard.budget.machine import Machine
+from regard.budget.memory import Memory, bytes_of, kept_by, memory
+from regard.budget.roofline import Spent, spent
+from regard.budget.spec import Lengths, Model, Placed
+from regard.budget.symbols import whole
+from regard.shapes import integer
+
+__all__ = ["Decoding", "Plan", "Row", "plan"]
+
+LINEAR = ("projections", "feed-forward", "embedding", "norms")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One part: how often it stands there, its parameters, FLOPs and kept bytes (all layers), and its seconds."""
+
+    name: str
+    times: int
+    parameters: int
+    flops: int
+    kept: int
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """One more token for each sequence: FLOPs, bytes that are read, seconds, and how many sequences fit.
+
+    ``most``: the largest batch whose weights and caches fit the machine's memory, 0 where not even one does.
+    """
+
+    flops: int
+    read: int
+    cache: int
+    seconds: float | None
+    tokens_per_second: float | None
+    most: int | None
+    most_per_second: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a model costs on sequences of ``lengths.n`` tokens; ``print`` gives a table (``regard.budget.report``).
+
+    All numbers are derived when they are asked for. FLOPs count two a multiply–add, masks not exploited; ``needed`` is
+    what remains of them when causal and window masks are.
+    """
+
+    model: Model
+    lengths: Lengths
+    dtype: str = "float32"
+    weights: str | None = None
+    training: bool = False
+    optimizer: str = "adam"
+    machine: Machine | None = None
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model."""
+        return whole(self.model.parameters)
+
+    @property
+    def forward(self) -> int:
+        """FLOPs of a forward pass."""
+        return whole(flops.forward(self.model, self.lengths))
+
+    @property
+    def needed(self) -> int:
+        """FLOPs of a forward pass that skips what masks hide."""
+        return whole(flops.needed(self.model, self.lengths))
+
+    @property
+    def backward(self) -> int:
+        """FLOPs of a backward pass."""
+        return whole(flops.backward(self.model, self.lengths))
+
+    @property
+    def recomputation(self) -> int:
+        """FLOPs of a second forward pass of all blocks."""
+        return whole(flops.recomputation(self.model, self.lengths))
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Bytes, as whole numbers."""
+        found = memory(
+            self.model,
+            self.lengths,
+            dtype=self.dtype,
+            weights=self.weights,
+            optimizer=self.optimizer,
+            training=self.training,
+        )
+        # Scales of quantised weights make fractions of a byte.
+        sizes = {name: None if x is None else math.ceil(x) for name, x in vars(found).items()}
+        return Memory(**sizes)  # type: ignore[arg-type]
+
+    @cached_property
+    def spent(self) -> list[Spent]:
+        """Seconds by part, where a machine is given: forward, with ``training`` backward too."""
+        if self.machine is None:
+            return []
+        return spent(self.model, self.lengths, self.machine, self.dtype, self.weights, training=self.training)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of a pass (a training step without its optimizer), where a machine is given."""
+        return sum(one.seconds for one in self.spent) if self.machine is not None else None
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """One row a part, in the order in which they run."""
+        merged: dict[str, Row] = {}
+        for stack in self.model.stacks:
+            prefix = f"{stack.name}: " if len(self.model.stacks) > 1 else ""
+            for placed in stack:
+                row = self._row(placed, prefix)
+                merged[row.name] = _sum(merged[row.name], row) if row.name in merged else row
+        return tuple(merged.values())
+
+    def _row(self, placed: Placed, prefix: str) -> Row:
+        call, times = placed.call(self.lengths), whole(placed.times)
+        products = sum(whole(product.flops) for product in placed.part.products(call))
+        took = sum(one.seconds for one in self.spent if one.placed is placed)
+        return Row(
+            prefix + placed.name,
+            times,
+            whole(placed.parameters),
+            times * products,
+            math.ceil(times * kept_by(placed, self.lengths, bytes_of(self.dtype))),
+            None if self.machine is None else took,
+        )
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """The share of each group: of the seconds where a machine is given, else of the FLOPs that are needed."""
+        found: dict[str, float] = {}
+        if self.machine is not None:
+            for one in self.spent:
+                found[one.group] = found.get(one.group, 0.0) + one.seconds
+        else:
+            groups = flops.by_group(self.model, self.lengths, exploited=True)
+            found = {group: float(whole(x)) for group, x in groups.items()}
+        total = sum(found.values())
+        return {group: x / total for group, x in found.items()} if total else {}
+
+    @cached_property
+    def crossover(self) -> float | None:
+        """n* at which attention costs as much as all that is linear in n; None where it never does.
+
+        What masks hide is skipped. On a machine a FLOP of attention may take longer than one of a large product.
+        """
+        slower = (
+            1.0 if self.machine is None else self.machine.rate(self.dtype) / self.machine.attention_rate(self.dtype)
+        )
+        return flops.crosses(self.model, slower)
+
+    @property
+    def bottleneck(self) -> str:
+        """Where the time goes, why, and when that changes, on one line."""
+        shares = self.shares
+        if not shares:
+            return "nothing to compute"
+        linear = {group: shares[group] for group in LINEAR if group in shares}
+        sides = {
+            "attention": shares.get("attention", 0.0),
+            "projections": sum(linear.values()),
+            "logits": shares.get("head", 0.0),
+        }
+        worst = max(sides, key=lambda name: sides[name])
+        share = f"{sides[worst]:.0%}"
+        what = f"{worst}, {share}"
+        if worst == "projections" and len(linear) > 1:
+            parts = sorted(((x, name) for name, x in linear.items() if x >= 0.05), reverse=True)
+            named = {"projections": "q, k, v, out"}
+            what += f" ({', '.join(f'{named.get(name, name)} {x:.0%}' for x, name in parts)})"
+        return f"{what}: {self._why(worst)}{self._when(worst)}"
+
+    def _why(self, worst: str) -> str:
+        if self.machine is not None:
+            groups = {"projections": LINEAR, "attention": ("attention",), "logits": ("head",)}[worst]
+            inside = [one for one in self.spent if one.group in groups]
+            seconds = sum(one.seconds for one in inside)
+            if worst != "attention" and sum(one.arithmetic for one in inside) < 0.5 * seconds:
+                return "memory sets the time, too few rows share what is read"
+        return {
+            "attention": "n is large for this width",
+            "projections": "d is large for this length",
+            "logits": "the vocabulary is large for this width",
+        }[worst]
+
+    def _when(self, worst: str) -> str:
+        if self.crossover is None or self.model.tokens is not None:
+            return ""
+        at = f"n* = {math.ceil(self.crossover):,}"
+        return f"; it overtook the rest at {at}" if worst == "attention" else f"; attention overtakes at {at}"
+
+    @cached_property
+    def decoding(self) -> Decoding | None:
+        """What one more token costs after n of them; None for a model that does not write."""
+        model, batch, n, m = self.model, self.lengths.batch, self.lengths.n, self.lengths.m
+        if not model.writes or model.vocab is None:
+            return None
+        return self._decoding(model, whole(batch), whole(n), m)
+
+    def _decoding(self, model: Model, batch: int, n: int, m: Any) -> Decoding:
+        step = replace(self, lengths=Lengths(batch, 1, m, n), training=False)
+        size = self.memory
+        one = -(-size.cache // batch)
+        read = whole(size.weights) + whole(size.cache)
+        seconds = step.seconds
+        most = most_per_second = None
+        if self.machine is not None:
+            most = max(0, (self.machine.memory - whole(size.weights)) // one) if one else None
+            if most:
+                full = replace(step, lengths=Lengths(most, 1, m, n)).seconds
+                most_per_second = most / full if full else None
+        return Decoding(
+            flops=whole(flops.decode(model, batch, n, m)),
+            read=read,
+            cache=whole(size.cache),
+            seconds=seconds,
+            tokens_per_second=batch / seconds if seconds else None,
+            most=most,
+            most_per_second=most_per_second,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as what JSON can hold."""
+        machine = None if self.machine is None else {"name": self.machine.name, "measured": self.machine.measured}
+        decoding = self.decoding
+        return {
+            "model": self.model.title,
+            "kind": self.model.kind,
+            "batch": self.lengths.batch,
+            "tokens": self.lengths.n,
+            "source": self.lengths.m,
+            "dtype": self.dtype,
+            "weights": self.weights or self.dtype,
+            "training": self.training,
+            "parameters": self.parameters,
+            "flops": {
+                "forward": self.forward,
+                "forward_masks_exploited": self.needed,
+                "backward": self.backward,
+                "recomputation": self.recomputation,
+            },
+            "bytes": vars(self.memory) | {"total": self.memory.total},
+            "parts": [vars(row) for row in self.rows],
+            "shares": self.shares,
+            "crossover": self.crossover,
+            "bottleneck": self.bottleneck,
+            "seconds": self.seconds,
+            "machine": machine,
+            "decoding": None if decoding is None else vars(decoding),
+        }
+
+    def __str__(self) -> str:
+        from regard.budget.report import printed
+
+        return printed(self)
+
+
+def plan(
+    model: Model,
+    tokens: int | None = None,
+    *,
+    source: int | None = None,
+    batch: int = 1,
+    dtype: str = "float32",
+    weights: str | None = None,
+    training: bool = False,
+    optimizer: str = "adam",
+    machine: Machine | None = None,
+) -> Plan:
+    """The plan of a model on ``batch`` sequences of ``tokens`` tokens (an image model has its own number).
+
+    >>> from regard.budget import spec
+    >>> plan(spec.encoder(512, 8, 1), tokens=512).forward
+    3758096384
+    """
+    if model.tokens is not None:
+        if tokens not in (None, model.tokens):
+            raise ValueError(f"tokens={tokens}, but this image model always has {model.tokens}; leave it out")
+        tokens = whole(model.tokens)
+    if tokens is None:
+        tokens = 512 if model.longest is None else min(512, whole(model.longest))
+    integer("tokens", tokens, least=1)
+    if model.longest is not None and tokens > whole(model.longest):
+        raise ValueError(f"tokens={tokens}, but the learned positions of this model reach {whole(model.longest):,}")
+    if source is not None:
+        if len(model.stacks) < 2 and not any(placed.keys == "m" for placed in model):
+            raise ValueError(f"source={source}, but {model.title} reads no source; leave it out")
+        integer("source", source, least=1)
+    integer("batch", batch, least=1)
+    if machine is not None:
+        machine.rate(dtype)
+    found = Plan(model, Lengths(batch, tokens, source), dtype, weights, training, optimizer, machine)
+    found.memory  # noqa: B018  refusals come here, not when something is asked for
+    return found
+
+
+def _sum(a: Row, b: Row) -> Row:
+    seconds = None if a.seconds is None or b.seconds is None else a.seconds + b.seconds
+    return Row(a.name, a.times + b.times, a.parameters + b.parameters, a.flops + b.flops, a.kept + b.kept, seconds)
