@@ -226,9 +226,9 @@ def series(
         drawn.append((name, colour, float(x[last]), float(ys[0][last])))
     axes.margins(x=0)
     axes.spines[["top", "right"]].set_visible(False)
-    for name, x in (marks or {}).items():
-        axes.axvline(x, color=EDGE, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
-        axes.text(x, 1.0, f" {_shown(name, 24)}", transform=axes.get_xaxis_transform(), va="top", **_font())
+    for name, at_x in (marks or {}).items():
+        axes.axvline(at_x, color=EDGE, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
+        axes.text(at_x, 1.0, f" {_shown(name, 24)}", transform=axes.get_xaxis_transform(), va="top", **_font())
     _name_axes(axes, x_label, y_label)
     _name_ends(axes, drawn, 0.15 / height)
     return figure

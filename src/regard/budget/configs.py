@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from regard.budget.parts import Linear, Norm, Part, Table
 from regard.budget.spec import (
@@ -135,7 +136,7 @@ def _llama(config: Config) -> Model:
     d, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
     vocab = config.whole("vocab_size")
     biases = config.flag("attention_bias", False) and kind in ("llama", "qwen3")
-    options: Options = {
+    options: dict[str, Any] = {
         "d_key": config.whole("head_dim", 128 if kind == "qwen3" else d // heads),
         "kv_heads": config.whole("num_key_value_heads", 8 if kind == "mistral" else heads),
         "norm": "rms",

@@ -129,7 +129,7 @@ def build(kind: str, fields: Mapping[str, Any]) -> Model:
         return spec.vision_transformer(image, patch, classes, *sizes, **given)
     make = {"encoder": spec.encoder, "decoder": spec.decoder, "encoder-decoder": spec.encoder_decoder}[kind]
     sizes = [given.pop(name) for name in ("d", "heads", "layers")]
-    return make(*sizes, **given)  # type: ignore[operator]
+    return make(*sizes, **given)
 
 
 def _attention(given: dict[str, Any]) -> Model:

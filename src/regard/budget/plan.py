@@ -102,7 +102,7 @@ class Plan:
         )
         # Scales of quantised weights make fractions of a byte.
         sizes = {name: None if x is None else math.ceil(x) for name, x in vars(found).items()}
-        return Memory(**sizes)  # type: ignore[arg-type]
+        return Memory(**sizes)
 
     @cached_property
     def spent(self) -> list[Spent]:
@@ -159,10 +159,8 @@ class Plan:
 
         What masks hide is skipped. On a machine a FLOP of attention may take longer than one of a large product.
         """
-        slower = (
-            1.0 if self.machine is None else self.machine.rate(self.dtype) / self.machine.attention_rate(self.dtype)
-        )
-        return flops.crosses(self.model, slower)
+        at, dtype = self.machine, self.dtype
+        return flops.crosses(self.model, 1.0 if at is None else at.rate(dtype) / at.attention_rate(dtype))
 
     @property
     def bottleneck(self) -> str:

@@ -94,7 +94,7 @@ def _costs(plan: Plan) -> dict[str, Callable[[], float]]:
     return {
         "params": lambda: plan.parameters,
         "memory": lambda: float(plan.memory.total),
-        "flops": lambda: whole(plan.needed) + (plan.backward if plan.training else 0),
+        "flops": lambda: plan.forward + (plan.backward if plan.training else 0),
         "time": lambda: _seconds(plan),
     }
 

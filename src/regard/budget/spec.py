@@ -144,17 +144,12 @@ class Model:
 
     def plain(self) -> Model:
         """The same with attention that stores its weights."""
-        return self._with(tiled=False)
 
-    def _with(self, **changed: bool) -> Model:
-        def changes(placed: Placed) -> Placed:
+        def changed(placed: Placed) -> Placed:
             part = placed.part
-            return replace(placed, part=replace(part, **changed)) if isinstance(part, Attention) else placed
+            return replace(placed, part=replace(part, tiled=False)) if isinstance(part, Attention) else placed
 
-        stacks = tuple(
-            replace(s, before=tuple(map(changes, s.before)), blocks=tuple(map(changes, s.blocks))) for s in self.stacks
-        )
-        return replace(self, stacks=stacks)
+        return replace(self, stacks=tuple(replace(s, blocks=tuple(map(changed, s.blocks))) for s in self.stacks))
 
 
 class Options(TypedDict, total=False):
@@ -281,7 +276,7 @@ def block(
         cross = attend(size("d_context", d_context))
         parts += [("cross norm", norm, rows, rows), ("cross-attention", cross, rows, "m")]
     parts += [("feed-forward norm", norm, rows, rows), ("feed-forward", feed, rows, rows)]
-    return tuple(Placed(name, part, layers, at, keys) for name, part, at, keys in parts)  # type: ignore[arg-type]
+    return tuple(Placed(name, part, layers, at, keys) for name, part, at, keys in parts)
 
 
 def _stack(

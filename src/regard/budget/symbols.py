@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import sympy
 from sympy import Expr, Integer, Symbol
 
 __all__ = ["LETTERS", "Number", "latex", "text", "whole"]
 
-Number = int | Expr
+Number: TypeAlias = int | Expr
 
 
 def _letter(name: str) -> Symbol:
@@ -101,11 +103,11 @@ def _product(x: Expr) -> str:
     above.sort(key=_order)
     parts = [f"({text(f)})" if f.is_Add else text(f) for f in above]
     if number.p != 1 or not parts:
-        # A number stands right before a letter (8n²), and apart from a name or a sum (2·D_hid).
-        close = parts and above[0].is_Symbol | above[0].is_Pow and "_" not in parts[0] and len(parts) == 1
+        # A number stands right before a lone letter (8n²), and apart from a name, a sum or several (2·D_hid).
+        close = len(parts) == 1 and str(above[0].as_base_exp()[0]) in "nmtD"
         parts = [f"{int(number.p):,}{parts[0]}", *parts[1:]] if close else [f"{int(number.p):,}", *parts]
     if number.q != 1:
-        below.append(Integer(number.q))
+        below.insert(0, Integer(number.q))
     said = sign + "·".join(parts)
     if below:
         under = [f"({text(f)})" if f.is_Add or f.is_Mul else text(f) for f in below]

@@ -13,7 +13,7 @@ from rich.console import Console
 from regard import plots
 from regard.budget import compare as comparing
 from regard.budget import machine as machines
-from regard.budget import report, solve
+from regard.budget import report, solve, tables
 from regard.budget.configs import from_config
 from regard.budget.fields import build, in_letters, read_fields
 from regard.budget.formulas import formulas
@@ -104,7 +104,7 @@ def budget(
 def _asked(model: str | None, fields: list[str], fit: str | None) -> tuple[str | None, dict[str, Any]]:
     """The kind and its fields; no kind where a file describes the model."""
     if model is not None and "=" in model:
-        model, fields = None, [model, *fields]
+        fields, model = [model, *fields], None
     if model is None:
         if fit is None:
             raise ValueError(f"give a kind of model ({', '.join(KINDS)}) and its fields, or a config.json; see --help")
@@ -182,7 +182,7 @@ def _values(name: str, given: str) -> list[int]:
 def _plot(result: Plan, found: Model, planned: Callable[..., Plan], file: Path) -> None:
     if found.tokens is not None:
         raise ValueError("--plot draws cost against n, and an image model has one n; leave it out")
-    figure = report.costs(result, planned)
+    figure = tables.costs(result, lambda n: planned(found, n))
     plots.save(figure, file)
 
 
@@ -205,18 +205,18 @@ class _Out:
         found = [machines.named(name) for name in machines.machines()]
         if self.as_json:
             return self._json([json.loads(one.to_json()) for one in found])
-        self.console.print(report.machine_table(found))
+        self.console.print(tables.machine_table(found))
 
     def formulas(self, found: Model, letters: Model | None) -> None:
         sizes = formulas(found)
         general = None if letters is None else formulas(letters)
         if self.as_json:
             both = {"letters": general, "sizes": sizes}
-            return self._json({name: x and report.formula_json(x) for name, x in both.items()})
+            return self._json({name: x and tables.formula_json(x) for name, x in both.items()})
         if general is not None:
-            self.console.print(report.formula_table(general, f"{found.title}, in letters"))
+            self.console.print(tables.formula_table(general, f"{found.title}, in letters"))
             self.console.print()
-        self.console.print(report.formula_table(sizes, f"{found.title}, with its sizes"))
+        self.console.print(tables.formula_table(sizes, f"{found.title}, with its sizes"))
         self.console.print()
         for name, x in (general or sizes).items():
             self.console.print(plain(f"{name.strip()}: {latex(x)}"), soft_wrap=True)
@@ -227,15 +227,15 @@ class _Out:
         if self.as_json:
             rows = [{"way": way.name.strip(), "order": way.order} | way.at(*sizes) for way in comparing.ways()]
             return self._json(rows)
-        self.console.print(report.compared(comparing.ways(), *sizes))
+        self.console.print(tables.compared(comparing.ways(), *sizes))
 
     def fits(self, fits: list[solve.Fit]) -> None:
         if self.as_json:
             rows = [{"fields": dict(x.fields), "usual": x.usual, "used": x.used} | x.plan.to_dict() for x in fits]
             return self._json(rows)
-        self.console.print(report.fitted(fits))
+        self.console.print(tables.fitted(fits))
 
     def sweep(self, name: str, rows: list[tuple[int, Plan]]) -> None:
         if self.as_json:
             return self._json([{name: value} | found.to_dict() for value, found in rows])
-        self.console.print(report.swept(name, rows))
+        self.console.print(tables.swept(name, rows))

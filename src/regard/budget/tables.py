@@ -1,0 +1,154 @@
+"""Tables of what fits, sweeps, machines, formulas and other ways; and cost against n as a figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+
+from regard import plots
+from regard.budget.compare import Way
+from regard.budget.machine import Machine
+from regard.budget.plan import LINEAR, Plan
+from regard.budget.solve import Fit
+from regard.budget.symbols import Number, latex, text, whole
+from regard.budget.units import bytes_said, count_said, seconds_said
+from regard.terminal import plain, plain_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "compared",
+    "costs",
+    "fitted",
+    "formula_json",
+    "formula_table",
+    "machine_table",
+    "shown",
+    "swept",
+    "table_of",
+]
+
+SHOWN = ("float32", "bfloat16", "float16", "int8")
+
+
+def table_of(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    words: int = 1,
+    last: Sequence[str] | None = None,
+) -> Group:
+    """A title and a table: first columns of words, then of numbers; a last row stands apart."""
+    table = plain_table("")
+    table.title = None
+    for at, name in enumerate(columns):
+        table.add_column(name, justify="left" if at < words else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(plain(cell) for cell in row))
+    if last is not None:
+        table.add_row()
+        table.add_row(*last)
+    return Group(plain(title), table)
+
+
+def shown(x: int) -> str:
+    """A number with commas; a dash for none."""
+    return f"{x:,}" if x else "–"
+
+
+def fitted(fits: Sequence[Fit]) -> Group:
+    """Dimensions that fit, ranked."""
+    plan = fits[0].plan
+    what = "training" if plan.training else "inference"
+    title = f"{plan.model.title}s that fit, {what} of {plan.lengths.batch:,} × {plan.lengths.n:,} tokens"
+    rows, timed = [], plan.machine is not None
+    for one in fits:
+        sizes = {"hidden": 4 * one.fields["d"]} | dict(one.fields)
+        cells = [shown(sizes[name]) for name in ("d", "heads", "layers", "hidden")]
+        cells += [shown(one.plan.parameters), bytes_said(one.plan.memory.total), count_said(one.plan.forward)]
+        cells += [seconds_said(one.plan.seconds or 0.0)] * timed
+        rows.append([*cells, ", ".join(f"{name} {share:.0%}" for name, share in one.used.items())])
+    columns = ["d", "heads", "layers", "hidden", "parameters", "memory", "FLOPs", *["time"] * timed, "used"]
+    return table_of(title, columns, rows, words=0)
+
+
+def swept(name: str, plans: Sequence[tuple[int, Plan]]) -> Group:
+    """One row a value: what a change of it does. ``attention``: its share of the cost, masks exploited."""
+    first = plans[0][1]
+    rows, timed = [], first.machine is not None
+    for value, plan in plans:
+        size, share = plan.memory, plan.shares.get("attention", 0.0)
+        cells = [f"{value:,}", shown(plan.parameters), count_said(plan.forward), f"{share:.0%}"]
+        cells += [bytes_said(size.matrices), bytes_said(size.peak), bytes_said(size.total)]
+        rows.append([*cells, *[seconds_said(plan.seconds or 0.0)] * timed])
+    columns = [name, "parameters", "FLOPs", "attention", "n × n", "peak", "in all", *["time"] * timed]
+    what = "training steps" if first.training else "forward passes"
+    return table_of(f"{first.model.title}, {what}, {first.dtype}, by {name}", columns, rows, words=0)
+
+
+def compared(ways: Iterable[Way], n: int, d: int, d_p: int, kernel: int) -> Group:
+    """Ways to mix a sequence, side by side."""
+    rows = []
+    for way in ways:
+        at = way.at(n, d, d_p, kernel)
+        counts = [count_said(at[name]) for name in ("flops", "parameters", "memory")]
+        rows.append([way.name, way.order, *counts, f"{at['steps']:,}", f"{at['reach']:,}"])
+    title = f"One head of D = {d:,} on n = {n:,} tokens; D_p = {d_p}, K = {kernel}"
+    return table_of(title, ["way", "O(…)", "FLOPs", "params", "kept", "steps", "sees"], rows)
+
+
+def machine_table(machines: Iterable[Machine]) -> Group:
+    """Machines that are known by name, with what was published of them."""
+    rows = []
+    for one in machines:
+        peaks = [f"{one.peak[name] / 1e12:,.1f}" if name in one.peak else "–" for name in SHOWN]
+        rows.append([one.name, *peaks, f"{one.bandwidth / 1e9:,.0f}", f"{one.memory / 1e9:,.0f} GB"])
+    title = "Machines by name: published dense peaks in TFLOP/s, bandwidth and memory"
+    return table_of(title, ["name", *SHOWN, "GB/s", "memory"], rows)
+
+
+def formula_table(given: Mapping[str, Number], title: str) -> Group:
+    """Formulas on a line each."""
+    table = plain_table("")
+    table.title = None
+    table.add_column("what", no_wrap=True)
+    table.add_column("formula", overflow="fold")
+    for name, x in given.items():
+        table.add_row(name, text(x))
+    return Group(plain(title), table)
+
+
+def formula_json(given: Mapping[str, Number]) -> dict[str, dict[str, str]]:
+    """Formulas as text and LaTeX."""
+    return {name.strip(): {"text": text(x), "latex": latex(x)} for name, x in given.items()}
+
+
+def costs(plan: Plan, planned: Callable[[int], Plan]) -> Figure:
+    """Cost against n, by what it is for, with n and the crossover marked: seconds on a machine, else FLOPs needed."""
+    n, cross = whole(plan.lengths.n), plan.crossover
+    most = min(2.0**24, max(8.0 * n, 8.0 * (cross or 0)))
+    if plan.model.longest is not None:
+        most = min(most, float(whole(plan.model.longest)))
+    points = sorted({max(1, round(2 ** (k / 2))) for k in range(8, int(2 * math.log2(most)) + 1)} | {n})
+    lines: dict[str, list[float]] = {name: [] for name in ("attention", "projections", "logits", "total")}
+    for one in map(planned, points):
+        cost = one.seconds if one.seconds is not None else float(one.needed)
+        for name, groups in (("attention", ("attention",)), ("projections", LINEAR), ("logits", ("head",))):
+            lines[name].append(cost * sum(one.shares.get(group, 0.0) for group in groups))
+        lines["total"].append(cost)
+    marks = {f"n = {n:,}": float(n)}
+    marks |= {f"n* = {cross:,.0f}": cross} if cross is not None and cross <= most else {}
+    where = f" on {plan.machine.name}" if plan.machine is not None else ""
+    return plots.series(
+        {name: (points, ys) for name, ys in lines.items() if any(ys)},
+        title=f"{plan.model.title}, {count_said(plan.parameters)} parameters{where}",
+        x_label="tokens n",
+        y_label="FLOPs of a forward pass" if plan.machine is None else "seconds",
+        log="xy",
+        marks=marks,
+    )
