@@ -11,7 +11,7 @@ from rich.console import Group
 from regard import plots
 from regard.budget.compare import Way
 from regard.budget.machine import Machine
-from regard.budget.plan import LINEAR, Plan
+from regard.budget.plan import Plan
 from regard.budget.solve import Fit
 from regard.budget.symbols import Number, latex, text, whole
 from regard.budget.units import bytes_said, count_said, seconds_said
@@ -135,12 +135,12 @@ def costs(plan: Plan, planned: Callable[[int], Plan]) -> Figure:
     if plan.model.longest is not None:
         most = min(most, float(whole(plan.model.longest)))
     points = sorted({max(1, round(2 ** (k / 2))) for k in range(8, int(2 * math.log2(most)) + 1)} | {n})
-    lines: dict[str, list[float]] = {name: [] for name in ("attention", "projections", "logits", "total")}
+    lines: dict[str, list[float]] = {name: [] for name in ("attention", "all the rest", "logits", "total")}
     for one in map(planned, points):
         cost = one.seconds if one.seconds is not None else float(one.needed)
-        for name, groups in (("attention", ("attention",)), ("projections", LINEAR), ("logits", ("head",))):
-            lines[name].append(cost * sum(one.shares.get(group, 0.0) for group in groups))
-        lines["total"].append(cost)
+        shares = {name: one.shares.get(group, 0.0) for name, group in (("attention", "attention"), ("logits", "head"))}
+        for name, share in {**shares, "all the rest": 1 - shares["attention"], "total": 1.0}.items():
+            lines[name].append(cost * share)
     marks = {f"n = {n:,}": float(n)}
     marks |= {f"n* = {cross:,.0f}": cross} if cross is not None and cross <= most else {}
     where = f" on {plan.machine.name}" if plan.machine is not None else ""

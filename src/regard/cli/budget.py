@@ -21,6 +21,7 @@ from regard.budget.machine import Machine
 from regard.budget.plan import Plan, plan
 from regard.budget.spec import KINDS, Model
 from regard.budget.symbols import latex
+from regard.budget.this_machine import this
 from regard.budget.units import parse, parse_whole
 from regard.terminal import plain
 
@@ -129,7 +130,7 @@ def _machine(name: str | None, refresh: bool) -> Machine | None:
         return machines.named(name)
     console = Console(stderr=True)
     with console.status("measuring this machine (once, about 5 s)"):
-        return machines.this(refresh)
+        return this(refresh)
 
 
 def _refuse(what: str, unused: dict[str, Any]) -> None:
