@@ -51,7 +51,8 @@ def steps(model: nn.Module, ids: Tensor) -> dict[str, Callable[[], object]]:
             return model(ids)
 
     def train() -> None:
-        F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+        logits = model(ids)
+        F.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
 
     return {"inference": infer, "training": train}
 
@@ -60,14 +61,14 @@ def memory() -> Table:
     """Two decoders at every length, both steps."""
     llama = {"norm": "rms", "gated": True, "kv_heads": 2, "bias": False, "hidden": 704}
     made = {
-        "plain blocks": (Decoder(256, 4, 4, vocab=1000), budget.decoder(256, 4, 4, vocab=1000)),
-        "Llama's blocks": (
+        "usual": (Decoder(256, 4, 4, vocab=1000), budget.decoder(256, 4, 4, vocab=1000)),
+        "Llama's": (
             Decoder(256, 4, 4, vocab=1000, position=Rotary(64), **(llama | {"norm": RMSNorm})),  # type: ignore[arg-type]
             budget.decoder(256, 4, 4, vocab=1000, position="rotary", **llama),  # type: ignore[arg-type]
         ),
     }
-    table = Table(title="Peak memory above the state before the step, MB")
-    for name in ("decoder, d = 256, 4 layers", "n", "step", "measured", "predicted", "ratio"):
+    table = Table(title="Decoder, d = 256, 4 layers: peak memory above the state before the step, MB")
+    for name in ("blocks", "n", "step", "measured", "predicted", "ratio"):
         table.add_column(name, justify="right")
     worst = 0.0
     for name, (model, spec) in made.items():
@@ -92,11 +93,8 @@ def timings(quick: bool) -> Table:
     """Forward passes where projections dominate and where attention does."""
     here = budget.measure()
     cases: list[tuple[str, nn.Module, budget.Model, int, int]] = []
-    for d, heads, layers, lengths in (
-        (256, 4, 4, (128, 1024, 8192)),
-        (512, 8, 4, (64, 512, 2048, 8192)),
-        (1024, 16, 2, (32, 256, 2048)),
-    ):
+    widths = ((256, 4, 4, (128, 1024, 8192)), (512, 8, 4, (64, 512, 2048, 8192)), (1024, 16, 2, (32, 256, 2048)))
+    for d, heads, layers, lengths in widths:
         for n in lengths:
             cases.append((f"decoder {d}", Decoder(d, heads, layers), budget.decoder(d, heads, layers), n, 1))
     for n, batch in ((512, 4), (4096, 1)):

@@ -121,6 +121,7 @@ T5 = {"d_model": 24, "d_kv": 7, "num_heads": 3, "num_layers": 2, "num_decoder_la
         ("BertForMaskedLM", SIZES, "logits"),
         ("GPT2LMHeadModel", GPT2 | {"eos_token_id": 2}, "logits"),
         ("LlamaForCausalLM", SIZES | {"num_key_value_heads": 2}, "logits"),
+        ("Qwen3ForCausalLM", SIZES | {"num_key_value_heads": 2, "head_dim": 10}, "logits"),
         ("T5ForConditionalGeneration", T5, "logits"),
         ("ViTForImageClassification", SIZES | {"image_size": 12, "patch_size": 4}, "logits"),
     ],

@@ -27,12 +27,11 @@ from regard.budget.spec import (
     encoder_decoder,
     vision_transformer,
 )
-from regard.budget.symbols import LETTERS, latex, text
+from regard.budget.symbols import latex, text
 from regard.budget.this_machine import measure, this
 from regard.budget.walk import Counted, count, register
 
 __all__ = [
-    "LETTERS",
     "Counted",
     "Lengths",
     "Machine",

@@ -57,6 +57,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "encoder-decoder": (*_STACK, "decoder_layers", "vocab", "tied", "position", "reach"),
     "vit": ("image", "patch", *_STACK, "classes", "channels", "head"),
 }
+REACHING = ("learned", "t5", "table", "shaw")
 NEEDED = {
     "attention": ("d", "heads"),
     "block": ("d", "heads"),
@@ -117,8 +118,9 @@ def build(kind: str, fields: Mapping[str, Any]) -> Model:
         example = {"image": "224", "patch": "16", "d": "512", "heads": "8", "layers": "6"}
         raise ValueError(f"{kind} needs {', '.join(f'{name}={example[name]}' for name in missing)} or other numbers")
     given = dict(fields)
-    if given.get("position") == "learned" and "reach" not in given:
-        raise ValueError("position=learned needs reach=1024 or another number of positions")
+    position = given.get("position", "none")
+    if "reach" in given and position not in REACHING:
+        raise ValueError(f"reach is for position={', '.join(REACHING)}; here it is {position}")
     if kind == "attention":
         return _attention(given)
     if kind == "block":

@@ -452,8 +452,7 @@ def visible(rows: Number, keys: Number, causal: bool, window: Number | None) -> 
     """
     if not causal and window is None:
         return rows * keys
-    if not causal:
-        raise ValueError("a window without causality has two sides; give causal=True, or no window")
+    assert causal, "a window counts keys up to the query's own"
     # The query at position p = m − n … m − 1 may see p + 1 keys, and of those the last w.
     seen = _up_to(keys) - _up_to(keys - rows)
     if window is not None:

@@ -185,7 +185,7 @@ def attention(
     sinks: bool = False,
     qk_norm: bool = False,
     position: str = "none",
-    reach: Number = 32,
+    reach: Number | None = None,
     tiled: bool = True,
 ) -> Attention:
     """Multi-head attention with the theory's five dimensions; what is not given is D_in/N_h, and D_in.
@@ -194,6 +194,10 @@ def attention(
     1048576
     """
     d_in, heads = size("d_in", d_in), size("heads", heads)
+    if position in ("learned", "sinusoidal"):
+        raise ValueError(f"position={position} is added to the input of a stack; attention alone has no place for it")
+    if window is not None and not causal:
+        raise ValueError(f"window={window} counts keys up to the query's own: give causal=yes too, or no window")
     if d_key is None or d_value is None:
         share = _shared(d_in, heads)
     kv = size("kv_heads", heads if kv_heads is None else kv_heads)
@@ -220,10 +224,11 @@ def attention(
     )
 
 
-def on_scores(position: str, heads: Number, d_key: Number, reach: Number) -> tuple[Weight, ...]:
-    """The learned tables of a scheme on scores; ``reach``: T5's buckets, or how far offsets are told apart."""
+def on_scores(position: str, heads: Number, d_key: Number, reach: Number | None) -> tuple[Weight, ...]:
+    """The learned tables of a scheme on scores; ``reach``: T5's buckets, or how far offsets are told apart (32)."""
     if position not in POSITIONS:
         raise ValueError(f"position is {position!r}; known are {', '.join(POSITIONS)}")
+    reach = 32 if reach is None else size("reach", reach)
     shapes: dict[str, tuple[tuple[Number, ...], ...]] = {
         "t5": ((reach, heads),),
         "table": ((heads, 2 * reach + 1),),
@@ -286,7 +291,7 @@ def _stack(
     layers: Number,
     hidden: Number | None,
     position: str,
-    reach: Number,
+    reach: Number | None,
     *,
     embeddings: tuple[Placed, ...] = (),
     causal: bool = False,
@@ -299,7 +304,9 @@ def _stack(
     before = list(embeddings)
     tables = on_scores(position, heads, _key(d, heads, options.get("d_key")), reach)
     if position == "learned":
-        before += [Placed("positions", Table("positions", (size("longest", reach), d), d), rows=rows, keys=rows)]
+        if reach is None:
+            raise ValueError("position=learned needs reach=1024 or another number of positions")
+        before += [Placed("positions", Table("positions", (size("reach", reach), d), d), rows=rows, keys=rows)]
     elif position == "sinusoidal":
         before += [Placed("positions", Table("positions", (0,), d), rows=rows, keys=rows)]
     before += [Placed("positions on scores", Table(w.name, w.shape), rows=rows, keys=rows) for w in tables]
@@ -328,7 +335,7 @@ def encoder(
     vocab: Number | None = None,
     scaled: bool = True,
     position: str = "none",
-    reach: Number = 512,
+    reach: Number | None = None,
     **options: Unpack[Options],
 ) -> Model:
     """A stack in which every token sees every other; with ``vocab`` it embeds tokens, and has no logits."""
@@ -348,7 +355,7 @@ def decoder(
     tied: bool = True,
     scaled: bool = True,
     position: str = "none",
-    reach: Number = 512,
+    reach: Number | None = None,
     **options: Unpack[Options],
 ) -> Model:
     """A causal stack; with ``vocab`` it embeds tokens and gives logits, from the embedding itself where ``tied``."""
@@ -371,7 +378,7 @@ def encoder_decoder(
     tied: bool = True,
     scaled: bool = True,
     position: str = "none",
-    reach: Number = 512,
+    reach: Number | None = None,
     **options: Unpack[Options],
 ) -> Model:
     """A source of m tokens read by an encoder, a target of n written by a causal decoder with cross-attention.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,43 +64,44 @@ def budget(
     regard budget --fit params=110M,memory=2GiB --tokens 4096
     """
     out = _Out(as_json)
-    if machine == "list":
-        return out.machines()
-    chosen = _machine(machine, refresh)
-    if attention not in ("tiled", "plain"):
-        raise ValueError(f"--attention is {attention!r}; it is tiled or plain")
-    options: dict[str, Any] = {
-        "source": None if source is None else parse_whole("--source", source),
-        "batch": parse_whole("--batch", batch),
-        "dtype": dtype,
-        "weights": weights,
-        "training": train,
-        "optimizer": optimizer,
-        "machine": chosen,
-    }
-    length = None if tokens is None else parse_whole("--tokens", tokens)
+    with out.errors():
+        if machine == "list":
+            return out.machines()
+        chosen = _machine(machine, refresh)
+        if attention not in ("tiled", "plain"):
+            raise ValueError(f"--attention is {attention!r}; it is tiled or plain")
+        options: dict[str, Any] = {
+            "source": None if source is None else parse_whole("--source", source),
+            "batch": parse_whole("--batch", batch),
+            "dtype": dtype,
+            "weights": weights,
+            "training": train,
+            "optimizer": optimizer,
+            "machine": chosen,
+        }
+        length = None if tokens is None else parse_whole("--tokens", tokens)
 
-    def planned(found: Model, n: int | None = length) -> Plan:
-        return plan(found if attention == "tiled" else found.plain(), n, **options)
+        def planned(found: Model, n: int | None = length) -> Plan:
+            return plan(found if attention == "tiled" else found.plain(), n, **options)
 
-    kind, given = _asked(model, fields or [], fit)
-    if fit is not None:
-        _refuse("--fit", {"--sweep": sweep, "--plot": plot, "--formula": formula, "--compare": compare})
-        return _fit(out, kind, given, fit, planned)
-    found = from_config(model) if kind is None and model is not None else build(str(kind), given)
-    if formula:
-        _refuse("--formula", {"--sweep": sweep, "--plot": plot, "--compare": compare})
-        return out.formulas(found, None if kind is None else in_letters(kind, given))
-    if compare:
-        _refuse("--compare", {"--sweep": sweep, "--plot": plot})
-        return out.compared(found, planned(found))
-    if sweep is not None:
-        _refuse("--sweep", {"--plot": plot})
-        return _sweep(out, kind, given, found, sweep, planned)
-    result = planned(found)
-    if plot is not None:
-        _plot(result, found, planned, plot)
-    out.plan(result)
+        kind, given = _asked(model, fields or [], fit)
+        if fit is not None:
+            _refuse("--fit", {"--sweep": sweep, "--plot": plot, "--formula": formula, "--compare": compare})
+            return _fit(out, kind, given, fit, planned)
+        found = from_config(model) if kind is None and model is not None else build(str(kind), given)
+        if formula:
+            _refuse("--formula", {"--sweep": sweep, "--plot": plot, "--compare": compare})
+            return out.formulas(found, None if kind is None else in_letters(kind, given))
+        if compare:
+            _refuse("--compare", {"--sweep": sweep, "--plot": plot})
+            return out.compared(found, planned(found))
+        if sweep is not None:
+            _refuse("--sweep", {"--plot": plot})
+            return _sweep(out, kind, given, found, sweep, planned)
+        result = planned(found)
+        if plot is not None:
+            _plot(result, found, planned, plot)
+        out.plan(result)
 
 
 def _asked(model: str | None, fields: list[str], fit: str | None) -> tuple[str | None, dict[str, Any]]:
@@ -193,6 +195,16 @@ class _Out:
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
         self.console = Console()
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """What goes wrong is JSON too, beside the line on standard error."""
+        try:
+            yield
+        except (ValueError, TypeError, OSError, ImportError) as error:
+            if self.as_json:
+                self._json({"error": str(error)})
+            raise
 
     def _json(self, found: Any) -> None:
         typer.echo(json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False))
