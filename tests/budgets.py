@@ -15,8 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard import ALiBi, Learned, Quadratic, RelativeKeys, RelativeTable, Rotary, Sinusoidal, T5Buckets
 from regard.budget import spec
+from regard.budget.model import Lengths, Model, Placed, Stack
 from regard.budget.parts import FeedForward, Part
-from regard.budget.spec import Lengths, Model, Placed, Stack
 from regard.nn import Decoder, Encoder, EncoderDecoder, MultiHeadAttention, RMSNorm, VisionTransformer
 from regard.nn import FeedForward as RealFeedForward
 from regard.nn.block import make_block

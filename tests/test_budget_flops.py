@@ -24,8 +24,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import regard
 from regard import Causal, Window
 from regard.budget import configs, flops, spec
-from regard.budget.parts import visible
-from regard.budget.spec import Lengths, Model, Placed
+from regard.budget.attending import visible
+from regard.budget.model import Lengths, Model, Placed
 from regard.budget.symbols import LETTERS
 from regard.config import Config
 from regard.nn import Decoder, EncoderDecoder
@@ -151,17 +151,17 @@ def brute(n: int, m: int, causal: bool, window: int | None) -> int:
 LENGTH = st.integers(1, 40)
 
 
-@given(n=LENGTH, m=LENGTH, causal=st.booleans(), window=st.none() | st.integers(1, 45))
-def test_visible_pairs(n: int, m: int, causal: bool, window: int | None) -> None:
-    if not causal and window is not None:
-        with pytest.raises(ValueError, match="causal=True"):
-            visible(n, m, causal, window)
-        return
-    seen = visible(n, m, causal, window)
-    assert seen == brute(n, m, causal, window)
-    if causal:
-        mask = Causal() if window is None else Causal() & Window(window - 1)
-        assert seen == int(mask.dense(n, m).sum())
+@given(n=LENGTH, m=LENGTH, window=st.none() | st.integers(1, 45))
+def test_visible_pairs(n: int, m: int, window: int | None) -> None:
+    assert visible(n, m, False, None) == brute(n, m, False, None)
+    mask = Causal() if window is None else Causal() & Window(window - 1)
+    assert visible(n, m, True, window) == brute(n, m, True, window) == int(mask.dense(n, m).sum())
+
+
+def test_a_window_without_causality_is_refused() -> None:
+    for call in (partial(spec.attention, 6, 3), partial(spec.encoder, 6, 3, 2)):
+        with pytest.raises(ValueError, match="window=3 counts keys up to the query's own"):
+            call(window=3)
 
 
 @given(n=LENGTH, m=LENGTH, window=st.none() | st.integers(1, 45))

@@ -20,8 +20,8 @@ from torch import nn
 
 from regard import models
 from regard.budget import configs, flops, memory, spec
+from regard.budget.model import Lengths, Model
 from regard.budget.parts import FeedForward, Norm
-from regard.budget.spec import Lengths, Model
 from regard.budget.symbols import LETTERS, whole
 from regard.nn import LayerNorm, RMSNorm
 
@@ -254,7 +254,7 @@ def test_published_figures(name: str, tmp_path: Path) -> None:
         ({"model_type": "mamba"}, "model_type is 'mamba'; known are bert, roberta"),
         ({"model_type": ...}, "has no model_type"),
         ({"model_type": 3}, "model_type is 3; it must be a text"),
-        ({"architectures": ["BertForMultipleChoice"]}, "BertForMultipleChoice; known endings are ForMaskedLM"),
+        ({"architectures": ["BertForMultipleChoice"]}, "BertForMultipleChoice; known for bert are BertForMaskedLM"),
         ({"architectures": "BertModel"}, "it must be a list of names"),
         ({"vocab_size": ...}, "has no vocab_size; a bert needs one"),
         ({"num_attention_heads": 7}, "heads=7 does not divide d=768"),
@@ -268,8 +268,8 @@ def test_published_figures(name: str, tmp_path: Path) -> None:
         ({"hidden_dropout_prob": "much"}, "hidden_dropout_prob is 'much'; it must be a finite number"),
         ({"id2label": [1], "architectures": ["BertForTokenClassification"]}, "id2label is [1]; it must be a table"),
         ({"model_type": "gpt2"}, "has no n_embd; a gpt2 needs one"),
-        (gpt2(768, 12, 12) | {"architectures": ["GPT2ForTokenClassification"]}, "known endings are LMHeadModel"),
-        (PUBLISHED["t5-small"][0] | {"architectures": ["T5ForTokenClassification"]}, "known endings are ForCond"),
+        (gpt2(768, 12, 12) | {"architectures": ["GPT2ForTokenClassification"]}, "known for gpt2 are GPT2LMHeadModel"),
+        (PUBLISHED["t5-small"][0] | {"architectures": ["T5ForTokenClassification"]}, "known for t5 are T5ForCond"),
         (PUBLISHED["Llama-2-70b"][0] | {"num_key_value_heads": 7}, "kv_heads=7 does not divide heads=64"),
         (PUBLISHED["Llama-2-70b"][0] | {"num_attention_heads": 7, "num_key_value_heads": 7}, "divide"),
         (bert(768, 12, 12, **EYE) | {"patch_size": 15}, "224 is not divisible by patch 15"),

@@ -49,7 +49,9 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.startswith("http") or (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("name", ["regard", "regard.masks", "regard.positions", "regard.observables", "regard.nn", "regard.budget"])
+@pytest.mark.parametrize(
+    "name", ["regard", "regard.masks", "regard.positions", "regard.observables", "regard.nn", "regard.budget"]
+)
 def test_exports_exist_and_are_documented(name: str) -> None:
     module = importlib.import_module(name)
     assert sorted(module.__all__) == list(module.__all__) or name == "regard.observables"

@@ -15,18 +15,10 @@ from regard.budget.fields import build, in_letters, read_fields
 from regard.budget.formulas import formulas
 from regard.budget.machine import Machine, machines, named
 from regard.budget.memory import Memory
+from regard.budget.model import Lengths, Model
 from regard.budget.plan import Plan, plan
 from regard.budget.solve import fit
-from regard.budget.spec import (
-    Lengths,
-    Model,
-    attention,
-    block,
-    decoder,
-    encoder,
-    encoder_decoder,
-    vision_transformer,
-)
+from regard.budget.spec import attention, block, decoder, encoder, encoder_decoder, vision_transformer
 from regard.budget.symbols import latex, text
 from regard.budget.this_machine import measure, this
 from regard.budget.walk import Counted, count, register

@@ -9,20 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from regard.budget.model import Model, Placed
 from regard.budget.parts import Linear, Norm, Part, Table
-from regard.budget.spec import (
-    Model,
-    Options,
-    Placed,
-    block,
-    decoder,
-    encoder,
-    encoder_decoder,
-    vision_transformer,
-)
+from regard.budget.spec import Options, block, decoder, encoder, encoder_decoder, vision_transformer
 from regard.config import Config, read_json
 
 __all__ = ["from_config", "known", "read"]
+
+# How the classes of each family begin.
+NAMES = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "gpt2": "GPT2", "t5": "T5", "vit": "ViT"} | {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+}
 
 
 def from_config(path: str | os.PathLike[str]) -> Model:
@@ -58,6 +58,8 @@ def _classes(config: Config) -> int:
 
 def _bert(config: Config) -> Model:
     kind = config.kind
+    for entry in ("is_decoder", "add_cross_attention"):
+        config.refuse(entry, "these models are read as encoders")
     distil = kind == "distilbert"
     d = config.whole("dim" if distil else "hidden_size")
     vocab = config.whole("vocab_size")
@@ -87,7 +89,7 @@ def _bert(config: Config) -> Model:
 
 def _bert_top(config: Config, d: int, vocab: int) -> tuple[tuple[Placed, ...], int | None]:
     """What stands on top of the encoder, and the width of the logits."""
-    distil, name = config.kind == "distilbert", config.architecture
+    distil = config.kind == "distilbert"
     pooler = _one("pooler", Linear(d, d))
     masked = (
         Placed("head: linear", Linear(d, d)),
@@ -103,15 +105,18 @@ def _bert_top(config: Config, d: int, vocab: int) -> tuple[tuple[Placed, ...], i
         "ForQuestionAnswering": ((Placed("answer", Linear(d, 2)),), 2),
         "Model": (() if distil else (pooler,), None),
     }
-    ending = next((end for end in tops if name.endswith(end)), None if name else "Model")
-    if ending is None:
-        raise ValueError(f"config.json: architectures is {name}; known endings are {', '.join(tops)}")
+    if config.kind != "bert":
+        del tops["ForPreTraining"], tops["ForNextSentencePrediction"]
+    ending = _ending(config, *tops) or "Model"
+    if ending in ("ForMaskedLM", "ForPreTraining") and not config.flag("tie_word_embeddings", True):
+        raise ValueError("config.json: tie_word_embeddings is false; the masked head here is always tied")
     return tops[ending]
 
 
 def _gpt2(config: Config) -> Model:
     d, reach = config.whole("n_embd"), config.whole("n_positions")
-    _ends(config, "LMHeadModel", "Model")
+    ending = _ending(config, "LMHeadModel", "Model")
+    config.refuse("add_cross_attention", "this model is read as a decoder without a context")
     vocab = config.whole("vocab_size")
     model = decoder(
         d,
@@ -126,15 +131,18 @@ def _gpt2(config: Config) -> Model:
         qkv_bias=True,
         dropout=config.real("resid_pdrop", 0.1) > 0,
     )
-    bare = bool(config.architecture) and not config.architecture.endswith("LMHeadModel")
-    return replace(_headless(model) if bare else model, title=_title(config, "GPT2LMHeadModel"))
+    return replace(_headless(model) if ending == "Model" else model, title=_title(config, "GPT2LMHeadModel"))
 
 
 def _llama(config: Config) -> Model:
     kind = config.kind
-    _ends(config, "ForCausalLM", "Model")
+    ending = _ending(config, "ForCausalLM", "Model")
     d, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
     vocab = config.whole("vocab_size")
+    if d % heads and config.get("head_dim") is None and kind != "qwen3":
+        raise ValueError(
+            f"config.json: num_attention_heads={heads} does not divide hidden_size={d}, and no head_dim is given"
+        )
     biases = config.flag("attention_bias", False) and kind in ("llama", "qwen3")
     options: dict[str, Any] = {
         "d_key": config.whole("head_dim", 128 if kind == "qwen3" else d // heads),
@@ -166,8 +174,7 @@ def _llama(config: Config) -> Model:
         for placed in block(d, heads, hidden, layers=layers, causal=True, rotary=True, window=window, **options)
     )
     model = replace(model, stacks=(replace(stack, blocks=blocks),))
-    bare = bool(config.architecture) and not config.architecture.endswith("ForCausalLM")
-    return replace(_headless(model) if bare else model, title=_title(config, "LlamaForCausalLM"))
+    return replace(_headless(model) if ending == "Model" else model, title=_title(config, "LlamaForCausalLM"))
 
 
 def _windows(config: Config) -> list[int | None]:
@@ -200,9 +207,9 @@ def _t5(config: Config) -> Model:
     }
     layers, vocab = config.layers("num_layers"), config.whole("vocab_size")
     hidden, reach = config.whole("d_ff"), config.whole("relative_attention_num_buckets", 32)
-    _ends(config, "ForConditionalGeneration", "EncoderModel", "Model")
+    ending = _ending(config, "ForConditionalGeneration", "EncoderModel", "Model")
     title = _title(config, "T5ForConditionalGeneration")
-    if config.architecture.endswith("EncoderModel"):
+    if ending == "EncoderModel":
         model = encoder(
             d, heads, layers, hidden=hidden, vocab=vocab, scaled=False, position="t5", reach=reach, **options
         )
@@ -220,14 +227,14 @@ def _t5(config: Config) -> Model:
         reach=reach,
         **options,
     )
-    bare = config.architecture.endswith("Model")
-    return replace(_headless(model) if bare else model, title=title)
+    return replace(_headless(model) if ending == "Model" else model, title=title)
 
 
 def _vit(config: Config) -> Model:
     d = config.whole("hidden_size")
-    _ends(config, "ForImageClassification", "Model")
-    classifies = config.architecture.endswith("ForImageClassification")
+    if config.whole("pooler_output_size", d) != d:
+        raise ValueError("config.json: pooler_output_size is read as hidden_size alone")
+    classifies = _ending(config, "ForImageClassification", "Model") == "ForImageClassification"
     model = vision_transformer(
         config.pair("image_size", 224),
         config.pair("patch_size", 16),
@@ -253,10 +260,13 @@ def _headless(model: Model) -> Model:
     return replace(model, stacks=(*others, replace(last, after=after)), vocab=None)
 
 
-def _ends(config: Config, *endings: str) -> None:
-    """Refuse a class that puts something else on top."""
-    if config.architecture and not config.architecture.endswith(endings):
-        raise ValueError(f"config.json: architectures is {config.architecture}; known endings are {', '.join(endings)}")
+def _ending(config: Config, *endings: str) -> str:
+    """What the class that wrote the checkpoint puts on top, "" where none is named; another class is refused."""
+    known = {NAMES[config.kind] + ending: ending for ending in endings}
+    if config.architecture and config.architecture not in known:
+        names = ", ".join(known)
+        raise ValueError(f"config.json: architectures is {config.architecture}; known for {config.kind} are {names}")
+    return known.get(config.architecture, "")
 
 
 def _title(config: Config, usual: str) -> str:

@@ -7,7 +7,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from regard.budget import spec
-from regard.budget.spec import KINDS, POSITIONS, Model, Placed, Stack
+from regard.budget.model import Model, Placed, Stack
+from regard.budget.spec import KINDS, POSITIONS
 from regard.budget.symbols import LETTERS
 from regard.budget.units import parse_whole
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import sympy
 from sympy import Expr, Symbol
 
+from regard.budget.model import Lengths, Model, Placed
 from regard.budget.parts import GROUPS, Group, Patches, Product, total
-from regard.budget.spec import Lengths, Model, Placed
 from regard.budget.symbols import Number
 
 __all__ = ["backward", "by_group", "crosses", "crossover", "decode", "forward", "needed", "recomputation"]

@@ -6,8 +6,8 @@ import sympy
 
 from regard.budget import flops
 from regard.budget.memory import kept
+from regard.budget.model import Lengths, Model
 from regard.budget.parts import total
-from regard.budget.spec import Lengths, Model
 from regard.budget.symbols import LETTERS, Number
 
 __all__ = ["formulas"]
@@ -30,8 +30,8 @@ def formulas(model: Model) -> dict[str, Number]:
         found["FLOPs, a token after t"] = flops.decode(model, b, t, m if two else None)
         own = [(placed, part) for placed, part in model.attentions if placed.rows == "n"]
         found["cache after t, values"] = total(p.times * part.cached(b, t if p.keys == "n" else m) for p, part in own)
-    found["activations, values"] = kept(model, lengths)
-    found["  recomputing blocks"] = kept(model, lengths, recompute=True)
+    found["activations, values"] = _in_values(kept(model, lengths))
+    found["  recomputing blocks"] = _in_values(kept(model, lengths, recompute=True))
     found["n × n, values"] = sum(
         placed.times * part.matrices(placed.call(lengths)) for placed, part in model.attentions
     )
@@ -39,6 +39,11 @@ def formulas(model: Model) -> dict[str, Number]:
         cross = flops.crossover(model)
         found |= {} if cross is None else {"n* (attention = the rest)": cross}
     return {name: _short(x) for name, x in found.items()}
+
+
+def _in_values(x: Number) -> Number:
+    """Bytes of float32 as values: what is kept in another precision counts for more or fewer."""
+    return sympy.sympify(x) / 4
 
 
 def _short(x: Number) -> Number:

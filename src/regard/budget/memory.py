@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import sympy
 
+from regard.budget.model import Lengths, Model, Placed, Stack
 from regard.budget.parts import Embedding, Linear, Norm, largest, total
-from regard.budget.spec import Lengths, Model, Placed, Stack
 from regard.budget.symbols import Number
 
 __all__ = ["BYTES", "OPTIMIZERS", "Memory", "bytes_of", "kept", "kept_by", "memory", "peak"]
@@ -101,12 +101,17 @@ def memory(
     )
 
 
-def kept(model: Model, lengths: Lengths, size: Number = 1, *, recompute: bool = False) -> Number:
-    """Bytes of activations that a forward pass keeps for the backward pass; with ``size=1`` roughly values.
+def kept(model: Model, lengths: Lengths, size: Number = 4, *, recompute: bool = False) -> Number:
+    """Bytes of activations that a forward pass keeps for the backward pass, for values of ``size`` bytes.
 
     ``recompute``: of a block its input alone; the rest is computed again when its turn comes.
     """
     return total(_kept_in(stack, model, lengths, size, recompute) for stack in model.stacks)
+
+
+def kept_by(placed: Placed, lengths: Lengths, size: Number) -> Number:
+    """Bytes that one of these parts keeps for the backward pass."""
+    return total(placed.part.kept(placed.call(lengths), size).values())
 
 
 def peak(model: Model, lengths: Lengths, size: Number, *, training: bool, recompute: bool = False) -> Number:
@@ -118,21 +123,22 @@ def _inference(model: Model, lengths: Lengths, size: Number) -> Iterator[Number]
     """Bytes at each part of a forward pass without gradients.
 
     The vectors that entered the stack and those that entered the block are held by their callers while a block runs.
+    Where nothing embeds, the former are the model's input, which was there before.
     """
     context: Number = 0
     for stack in model.stacks:
         stream = _stream(stack, model, lengths, size)
+        entered = stream if stack.before else 0
         for placed in stack.before:
-            yield context + size * placed.part.work(placed.call(lengths))
-        several = 1 if stack.layers == 1 else 2
+            yield context + placed.part.work(placed.call(lengths), size)
         for at, placed in enumerate(p for p in stack.blocks if not isinstance(p.part, Norm)):
-            held = stream * (several if at == 0 else several + 1)
+            own = (0 if stack.layers == 1 else stream) + (0 if at == 0 else stream)
             normed = stream if stack.order == "pre" else 0
-            yield context + held + normed + size * placed.part.work(placed.call(lengths))
+            yield context + entered + own + normed + placed.part.work(placed.call(lengths), size)
         for placed in stack.after:
-            given = _vectors(placed, model, lengths, size)
-            held = given if isinstance(placed.part, Linear) else given + stream
-            yield context + held + _wide(placed, size) * placed.part.work(placed.call(lengths))
+            # Whoever reads the first token alone holds all of them.
+            held = stream if isinstance(placed.part, Linear) else entered + stream
+            yield context + held + placed.part.work(placed.call(lengths), size)
         context = context + stream
 
 
@@ -141,22 +147,21 @@ def _training(model: Model, lengths: Lengths, size: Number, recompute: bool) -> 
 
     What is kept falls from block to block and gradients grow, so that one of the two ends is the worst.
     """
-    before = [_kept_in(stack, model, lengths, size, recompute) for stack in model.stacks]
+    before = [_allocated_in(stack, model, lengths, size, recompute) for stack in model.stacks]
     done: Number = 0  # bytes of gradients that are there already
     held = total(before)
     if model.vocab is not None:
-        last = model.stacks[-1].after[-1]
-        # Logits, their log-softmax, and the gradients of both.
-        logits = last.call(lengths).tokens * model.vocab
-        yield held + 4 * size * logits
+        # Logits, which the caller holds, their log-softmax, and the gradients of both.
+        yield held + 4 * size * model.stacks[-1].after[-1].call(lengths).tokens * model.vocab
     for stack, own in zip(reversed(model.stacks), reversed(before), strict=True):
         held = held - own
         stream = _stream(stack, model, lengths, size)
         for placed in reversed(stack.after):
             done = done + size * (placed.parameters + _tied(placed))
             own = own - kept_by(placed, lengths, size)
-            yield held + own + done + _back(placed, lengths, size)
-        yield from _blocks(stack, held + own, done, lengths, size, stream, recompute)
+            yield held + own + done + placed.part.back(placed.call(lengths), size)
+        for group in _groups(stack):
+            yield from _blocks(stack, group, held + own, done, lengths, size, stream, recompute)
         done = done + size * total(placed.parameters for placed in stack.blocks)
         for placed in reversed(stack.before):
             # A look-up's gradient is as large as its table. A head that shares the table has left one already, and
@@ -168,54 +173,59 @@ def _training(model: Model, lengths: Lengths, size: Number, recompute: bool) -> 
 
 
 def _blocks(
-    stack: Stack, held: Number, done: Number, lengths: Lengths, size: Number, stream: Number, recompute: bool
+    stack: Stack,
+    parts: tuple[Placed, ...],
+    held: Number,
+    done: Number,
+    lengths: Lengths,
+    size: Number,
+    stream: Number,
+    recompute: bool,
 ) -> Iterator[Number]:
-    parts = stack.blocks
+    """Bytes while the backward pass goes through one block, the last or the first; ``held`` has all blocks' in it."""
     inside = [kept_by(placed, lengths, size) for placed in parts]
     learned = [size * placed.part.parameters for placed in parts]
-    # Blocks need not be equal (windows), but each part's times say how many there are.
-    whole = total(p.times * k for p, k in zip(parts, inside, strict=True))
+    blocks = total(placed.times * kept_by(placed, lengths, size) for placed in stack.blocks)
     for first in (False, True):
-        alone, grads = total(inside), total(learned)
-        if recompute:
+        if recompute:  # then what blocks keep is their inputs, and this block has just been computed again
             outer = held - stack.layers * stream + (stream if first else stack.layers * stream)
         else:
-            outer = held - whole if first else held - alone
-        ready = done + (size * total(p.parameters for p in parts) - grads if first else 0)
+            outer = held - (blocks if first else total(inside))
+        ready = done + (size * total(p.parameters for p in stack.blocks) - total(learned) if first else 0)
         for at in reversed(range(len(parts))):
-            earlier, later = total(inside[:at]), total(learned[at:])
-            yield outer + earlier + ready + later + stream + _back(parts[at], lengths, size)
+            now = total(inside[:at]) + parts[at].part.back(parts[at].call(lengths), size)
+            yield outer + ready + total(learned[at:]) + stream + now
         if stack.layers == 1:
             return
 
 
+def _groups(stack: Stack) -> Iterator[tuple[Placed, ...]]:
+    """The parts of one block, for each kind of block: a stack may have some with a window and some without."""
+    starts = [at for at, placed in enumerate(stack.blocks) if placed.name == stack.blocks[0].name]
+    for start, end in zip(starts, [*starts[1:], len(stack.blocks)], strict=True):
+        yield stack.blocks[start:end]
+
+
 def _kept_in(stack: Stack, model: Model, lengths: Lengths, size: Number, recompute: bool) -> Number:
-    around = total(kept_by(p, lengths, size) for p in (*stack.before, *stack.after))
+    stream = _stream(stack, model, lengths, size)
+    found = total(kept_by(placed, lengths, size) for placed in (*stack.before, *stack.after))
+    # What an encoder gives is kept once for all cross-attentions. Whoever reads the first token alone keeps all.
+    if stack is not model.stacks[-1] or any(placed.rows == "one" for placed in stack.after):
+        found = found + stream
     if recompute:
-        return around + stack.layers * _stream(stack, model, lengths, size)
-    return around + total(p.times * kept_by(p, lengths, size) for p in stack.blocks)
+        return found + stack.layers * stream
+    return found + total(placed.times * kept_by(placed, lengths, size) for placed in stack.blocks)
 
 
-def kept_by(placed: Placed, lengths: Lengths, size: Number) -> Number:
-    """Bytes that one of these parts keeps for the backward pass."""
-    return _wide(placed, size) * total(placed.part.kept(placed.call(lengths)).values())
-
-
-def _back(placed: Placed, lengths: Lengths, size: Number) -> Number:
-    return _wide(placed, size) * placed.part.back(placed.call(lengths))
-
-
-def _wide(placed: Placed, size: Number) -> Number:
-    """Norms compute in float32 at least."""
-    return largest(size, 4) if isinstance(placed.part, Norm) and size != 1 else size
+def _allocated_in(stack: Stack, model: Model, lengths: Lengths, size: Number, recompute: bool) -> Number:
+    """What is kept, less the model's own input, which was there before: norms do not keep it, attention does."""
+    given = not stack.before and (stack.order == "post" or recompute)
+    return _kept_in(stack, model, lengths, size, recompute) - (_stream(stack, model, lengths, size) if given else 0)
 
 
 def _stream(stack: Stack, model: Model, lengths: Lengths, size: Number) -> Number:
+    """Bytes of one vector a token."""
     return size * stack.blocks[0].call(lengths).tokens * model.d
-
-
-def _vectors(placed: Placed, model: Model, lengths: Lengths, size: Number) -> Number:
-    return size * placed.call(lengths).tokens * model.d
 
 
 def _tied(placed: Placed) -> Number:

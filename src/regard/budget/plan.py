@@ -10,8 +10,8 @@ from typing import Any
 from regard.budget import flops
 from regard.budget.machine import Machine
 from regard.budget.memory import Memory, bytes_of, kept_by, memory
+from regard.budget.model import Lengths, Model, Placed
 from regard.budget.roofline import Spent, spent
-from regard.budget.spec import Lengths, Model, Placed
 from regard.budget.symbols import whole
 from regard.shapes import integer
 

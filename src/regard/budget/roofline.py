@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from regard.budget.attending import Attention
 from regard.budget.machine import Machine
 from regard.budget.memory import bytes_of
-from regard.budget.parts import Attention, Call, FeedForward, Group, Norm, Part, Product
-from regard.budget.spec import Lengths, Model, Placed
+from regard.budget.model import Lengths, Model, Placed
+from regard.budget.parts import Call, FeedForward, Group, Norm, Part, Product
 
 __all__ = ["Spent", "spent"]
 

@@ -1,37 +1,22 @@
-"""Models as data: which parts stand where, how often, and on how many rows they run."""
+"""Models from sizes: attention, block, encoder, decoder, encoder–decoder, vision transformer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, TypedDict, Unpack
 
 from sympy import Expr
 
-from regard.budget.parts import (
-    Attention,
-    Call,
-    Embedding,
-    FeedForward,
-    Linear,
-    Norm,
-    Part,
-    Patches,
-    Table,
-    Weight,
-    total,
-)
+from regard.budget.attending import Attention
+from regard.budget.model import Axis, Model, Placed, Stack
+from regard.budget.parts import Dropout, Embedding, FeedForward, Linear, Norm, Patches, Table, Weight
 from regard.budget.symbols import Number
 from regard.shapes import integer
 
 __all__ = [
     "KINDS",
     "POSITIONS",
-    "Lengths",
-    "Model",
     "Options",
-    "Placed",
-    "Stack",
     "attention",
     "block",
     "decoder",
@@ -42,114 +27,6 @@ __all__ = [
 
 KINDS = ("attention", "block", "encoder", "decoder", "encoder-decoder", "vit")
 POSITIONS = ("none", "learned", "sinusoidal", "rotary", "alibi", "t5", "table", "shaw", "quadratic")
-
-Axis = Literal["n", "m", "one"]
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """How long a call is: ``batch`` sequences of ``n`` tokens, a source of ``m``, ``cached`` tokens read before.
-
-    ``m`` is n unless given. With a cache the n tokens are new, and the context's keys are in the cache too.
-    """
-
-    batch: Number = 1
-    n: Number = 1
-    m: Number | None = None
-    cached: Number | None = None
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A part, how many layers have it, and what its rows and keys are: the target (n), the source (m), one token."""
-
-    name: str
-    part: Part
-    times: Number = 1
-    rows: Axis = "n"
-    keys: Axis = "n"
-
-    @property
-    def parameters(self) -> Number:
-        """Of all of them."""
-        return self.times * self.part.parameters
-
-    def call(self, lengths: Lengths) -> Call:
-        """What each of them is called on."""
-        n, m = lengths.n, lengths.n if lengths.m is None else lengths.m
-        if lengths.cached is None:
-            sizes = {"n": n, "m": m, "one": 1}
-            return Call(lengths.batch, sizes[self.rows], sizes[self.keys], sizes[self.keys])
-        # Decoding: a source was read when the first token was written.
-        rows = {"n": n, "m": 0, "one": 0}[self.rows]
-        keys, fresh = {"n": (lengths.cached + n, n), "m": (m, 0), "one": (1, 1)}[self.keys]
-        return Call(lengths.batch, rows, keys, fresh)
-
-
-@dataclass(frozen=True)
-class Stack:
-    """Parts before the blocks, those of the blocks, and those after them; ``order`` is where norms stand."""
-
-    name: str
-    before: tuple[Placed, ...]
-    blocks: tuple[Placed, ...]
-    after: tuple[Placed, ...]
-    order: Literal["pre", "post"] = "pre"
-    layers: Number = 1
-
-    def __iter__(self) -> Iterator[Placed]:
-        yield from (*self.before, *self.blocks, *self.after)
-
-
-@dataclass(frozen=True)
-class Model:
-    """One or two stacks, in the order in which they run, and the width of the residual stream.
-
-    ``tokens``: the one length there is (an image's patches and class token), or None. ``longest``: what learned
-    positions reach. ``vocab``: the width of the logits, where there are some.
-    """
-
-    title: str
-    kind: str
-    d: Number
-    stacks: tuple[Stack, ...]
-    vocab: Number | None = None
-    tokens: Number | None = None
-    longest: Number | None = None
-
-    def __iter__(self) -> Iterator[Placed]:
-        for stack in self.stacks:
-            yield from stack
-
-    @property
-    def parameters(self) -> Number:
-        """Of the whole model; what is shared counts once."""
-        return total(placed.parameters for placed in self)
-
-    @property
-    def layers(self) -> Number:
-        """Of the last stack, the one that writes."""
-        return self.stacks[-1].layers
-
-    @property
-    def attentions(self) -> tuple[tuple[Placed, Attention], ...]:
-        """Where attention stands."""
-        return tuple((placed, placed.part) for placed in self if isinstance(placed.part, Attention))
-
-    @property
-    def writes(self) -> bool:
-        """Whether it can decode token by token: self-attention of the last stack is causal."""
-        own = [part for placed, part in self.attentions if placed.rows == placed.keys == "n"]
-        return bool(own) and all(part.causal for part in own)
-
-    def plain(self) -> Model:
-        """The same with attention that stores its weights."""
-
-        def changed(placed: Placed) -> Placed:
-            part = placed.part
-            return replace(placed, part=replace(part, tiled=False)) if isinstance(part, Attention) else placed
-
-        return replace(self, stacks=tuple(replace(s, blocks=tuple(map(changed, s.blocks))) for s in self.stacks))
 
 
 class Options(TypedDict, total=False):
@@ -184,6 +61,7 @@ def attention(
     window: Number | None = None,
     sinks: bool = False,
     qk_norm: bool = False,
+    dropout: bool = False,
     position: str = "none",
     reach: Number | None = None,
     tiled: bool = True,
@@ -198,8 +76,7 @@ def attention(
         raise ValueError(f"position={position} is added to the input of a stack; attention alone has no place for it")
     if window is not None and not causal:
         raise ValueError(f"window={window} counts keys up to the query's own: give causal=yes too, or no window")
-    if d_key is None or d_value is None:
-        share = _shared(d_in, heads)
+    share = _shared(d_in, heads) if d_key is None or d_value is None else 0
     kv = size("kv_heads", heads if kv_heads is None else kv_heads)
     if isinstance(heads, int) and isinstance(kv, int) and heads % kv:
         raise ValueError(f"kv_heads={kv} does not divide heads={heads}; each key head serves as many query heads")
@@ -220,6 +97,7 @@ def attention(
         qk_norm=qk_norm,
         rotary=position == "rotary",
         tiled=tiled,
+        dropout=dropout,
         positions=on_scores(position, heads, key, reach),
     )
 
@@ -256,7 +134,9 @@ def block(
             raise ValueError(f"unknown option {name!r}; a block takes {', '.join(Options.__annotations__)}")
     d, hidden = size("d", d), size("hidden", 4 * d if hidden is None else hidden)
     bias, kind = options.get("bias", True), options.get("norm", "layer")
-    norm = Norm(d, kind, bias=True)
+    _one_of("norm", kind, "layer", "rms")
+    _one_of("order", options.get("order", "pre"), "pre", "post")
+    norm = Norm(d, kind)
 
     def attend(context: Number | None) -> Attention:
         return attention(
@@ -272,6 +152,7 @@ def block(
             window=options.get("window") if context is None else None,
             sinks=options.get("sinks", False),
             qk_norm=options.get("qk_norm", False),
+            dropout=options.get("dropout", False),
             position="rotary" if rotary and context is None else "none",
         )
 
@@ -300,7 +181,7 @@ def _stack(
     **options: Unpack[Options],
 ) -> Stack:
     """Blocks with what stands around them: positions, one learned table for all layers, and the last norm."""
-    layers = size("layers", layers)
+    layers, heads = size("layers", layers), size("heads", heads)
     before = list(embeddings)
     tables = on_scores(position, heads, _key(d, heads, options.get("d_key")), reach)
     if position == "learned":
@@ -310,6 +191,7 @@ def _stack(
     elif position == "sinusoidal":
         before += [Placed("positions", Table("positions", (0,), d), rows=rows, keys=rows)]
     before += [Placed("positions on scores", Table(w.name, w.shape), rows=rows, keys=rows) for w in tables]
+    before += [Placed("dropout", Dropout(d), rows=rows, keys=rows)] if options.get("dropout", False) else []
     blocks = block(
         d,
         heads,
@@ -427,19 +309,25 @@ def vision_transformer(
         Placed("class token", Table("class token", (d,))),
         Placed("positions", Table("positions", (n, d), d)),
     )
-    stack = _stack("encoder", d, heads, layers, hidden, "none", 0, **options)
+    stack = _stack("encoder", d, heads, layers, hidden, "none", None, **options)
+    _one_of("head", head, "linear", "hidden")
     heads_: tuple[Placed, ...] = ()
     if classes is not None:
         last = Linear(d, size("classes", classes))
         dense = (Placed("hidden layer", Linear(d, d), rows="one", keys="one"),) if head == "hidden" else ()
         heads_ = (*dense, Placed("classifier", last, rows="one", keys="one"))
-    stack = replace(stack, before=before, after=(*stack.after, *heads_))
+    stack = replace(stack, before=(*before, *stack.before), after=(*stack.after, *heads_))
     return Model("Vision transformer", "vit", d, (stack,), classes, tokens=n)
 
 
 def size(name: str, given: Number) -> Number:
     """A whole number ≥ 1, or a letter."""
     return given if isinstance(given, Expr) else integer(name, given, least=1)
+
+
+def _one_of(name: str, given: str, *known: str) -> None:
+    if given not in known:
+        raise ValueError(f"{name} is {given!r}; known are {', '.join(known)}")
 
 
 def _shared(d: Number, heads: Number) -> Number:

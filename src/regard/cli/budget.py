@@ -19,8 +19,9 @@ from regard.budget.configs import from_config
 from regard.budget.fields import build, in_letters, read_fields
 from regard.budget.formulas import formulas
 from regard.budget.machine import Machine
+from regard.budget.model import Model
 from regard.budget.plan import Plan, plan
-from regard.budget.spec import KINDS, Model
+from regard.budget.spec import KINDS
 from regard.budget.symbols import latex
 from regard.budget.this_machine import this
 from regard.budget.units import parse, parse_whole

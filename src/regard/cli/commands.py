@@ -44,7 +44,7 @@ def run() -> int:
         return app(standalone_mode=False) or 0
     except UsageError as error:
         return _refused(error.format_message())
-    except (ValueError, TypeError, OSError, MemoryError, RuntimeError) as error:
+    except (ValueError, TypeError, OSError, MemoryError, RuntimeError, ImportError) as error:
         return _refused(str(error) or type(error).__name__)
     except typer.Abort:
         return 130

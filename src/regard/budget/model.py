@@ -1,0 +1,121 @@
+"""A model as data: which parts stand where, how often, and on how many rows they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from regard.budget.attending import Attention
+from regard.budget.parts import Call, Part, total
+from regard.budget.symbols import Number
+
+__all__ = ["Axis", "Lengths", "Model", "Placed", "Stack"]
+
+Axis = Literal["n", "m", "one"]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long a call is: ``batch`` sequences of ``n`` tokens, a source of ``m``, ``cached`` tokens read before.
+
+    ``m`` is n unless given. With a cache the n tokens are new, and the context's keys are in the cache too.
+    """
+
+    batch: Number = 1
+    n: Number = 1
+    m: Number | None = None
+    cached: Number | None = None
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A part, how many layers have it, and what its rows and keys are: the target (n), the source (m), one token."""
+
+    name: str
+    part: Part
+    times: Number = 1
+    rows: Axis = "n"
+    keys: Axis = "n"
+
+    @property
+    def parameters(self) -> Number:
+        """Of all of them."""
+        return self.times * self.part.parameters
+
+    def call(self, lengths: Lengths) -> Call:
+        """What each of them is called on."""
+        n, m = lengths.n, lengths.n if lengths.m is None else lengths.m
+        if lengths.cached is None:
+            sizes = {"n": n, "m": m, "one": 1}
+            return Call(lengths.batch, sizes[self.rows], sizes[self.keys], sizes[self.keys])
+        # Decoding: a source was read when the first token was written.
+        rows = {"n": n, "m": 0, "one": 0}[self.rows]
+        keys, fresh = {"n": (lengths.cached + n, n), "m": (m, 0), "one": (1, 1)}[self.keys]
+        return Call(lengths.batch, rows, keys, fresh)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Parts before the blocks, those of the blocks, and those after them; ``order`` is where norms stand."""
+
+    name: str
+    before: tuple[Placed, ...]
+    blocks: tuple[Placed, ...]
+    after: tuple[Placed, ...]
+    order: Literal["pre", "post"] = "pre"
+    layers: Number = 1
+
+    def __iter__(self) -> Iterator[Placed]:
+        yield from (*self.before, *self.blocks, *self.after)
+
+
+@dataclass(frozen=True)
+class Model:
+    """One or two stacks, in the order in which they run, and the width of the residual stream.
+
+    ``tokens``: the one length there is (an image's patches and class token), or None. ``longest``: what learned
+    positions reach. ``vocab``: the width of the logits, where there are some.
+    """
+
+    title: str
+    kind: str
+    d: Number
+    stacks: tuple[Stack, ...]
+    vocab: Number | None = None
+    tokens: Number | None = None
+    longest: Number | None = None
+
+    def __iter__(self) -> Iterator[Placed]:
+        for stack in self.stacks:
+            yield from stack
+
+    @property
+    def parameters(self) -> Number:
+        """Of the whole model; what is shared counts once."""
+        return total(placed.parameters for placed in self)
+
+    @property
+    def layers(self) -> Number:
+        """Of the last stack, the one that writes."""
+        return self.stacks[-1].layers
+
+    @property
+    def attentions(self) -> tuple[tuple[Placed, Attention], ...]:
+        """Where attention stands."""
+        return tuple((placed, placed.part) for placed in self if isinstance(placed.part, Attention))
+
+    @property
+    def writes(self) -> bool:
+        """Whether it can decode token by token: self-attention of the last stack is causal."""
+        own = [part for placed, part in self.attentions if placed.rows == placed.keys == "n"]
+        return bool(own) and all(part.causal for part in own)
+
+    def plain(self) -> Model:
+        """The same with attention that stores its weights."""
+
+        def changed(placed: Placed) -> Placed:
+            part = placed.part
+            return replace(placed, part=replace(part, tiled=False)) if isinstance(part, Attention) else placed
+
+        return replace(self, stacks=tuple(replace(s, blocks=tuple(map(changed, s.blocks))) for s in self.stacks))

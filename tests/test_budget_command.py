@@ -1,0 +1,215 @@
+"""``regard budget``: what it prints, as text and as JSON, and one line for what cannot be done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import command
+
+from regard import budget
+from regard.budget import this_machine
+from regard.budget.fields import FIELDS, NEEDED
+
+Run = Callable[..., tuple[int, str, list[str]]]
+
+BERT = {
+    "model_type": "bert",
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+}
+GPT2 = {"model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return lambda *given: command(monkeypatch, capsys, "budget", *given)
+
+
+def printed(run: Run, *given: object) -> str:
+    code, out, err = run(*given)
+    assert (code, err) == (0, []), err
+    assert max(len(line) for line in out.splitlines()) <= 80
+    return out
+
+
+def read(run: Run, *given: object) -> Any:
+    code, out, err = run(*given, "--json")
+    assert (code, err) == (0, []), err
+    return json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_the_theorys_exercise(run: Run) -> None:
+    said = printed(run, "attention", "d=512", "heads=8", "bias=no")
+    for number in ("98,304 a head", "786,432 all heads", "262,144 output", "1,048,576 in all", "8n² + 2,048n values"):
+        assert number in said
+
+
+@pytest.mark.parametrize(("entries", "parameters"), [(BERT, 109_482_240), (GPT2, 124_439_808)])
+def test_a_config_alone(run: Run, tmp_path: Path, entries: dict[str, Any], parameters: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(entries))
+    assert f"{parameters:,}" in printed(run, tmp_path / "config.json", "--tokens", 128)
+    assert read(run, tmp_path)["parameters"] == parameters
+
+
+SHOWN = {
+    "attention": ("d=30", "heads=5", "causal=yes", "window=7"),
+    "block": ("d=30", "heads=5", "d_context=8"),
+    "encoder": ("d=30", "heads=5", "layers=2", "vocab=11"),
+    "decoder": ("d=30", "heads=5", "layers=2", "vocab=11", "position=rotary", "gated=yes"),
+    "encoder-decoder": ("d=30", "heads=5", "layers=2", "vocab=11"),
+    "vit": ("image=32x16", "patch=8", "d=30", "heads=5", "layers=2"),
+}
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+@pytest.mark.parametrize("options", [(), ("--train",), ("--attention", "plain"), ("--machine", "H100 SXM")])
+def test_every_kind_as_text_and_json(run: Run, kind: str, options: tuple[str, ...]) -> None:
+    said = printed(run, kind, *SHOWN[kind], *options)
+    found = read(run, kind, *SHOWN[kind], *options)
+    assert f"{found['parameters']:,}" in said and "bottleneck" in said
+    assert found["training"] == ("--train" in options)
+    assert (found["seconds"] is not None) == ("--machine" in options)
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_formulas_of_every_kind(run: Run, kind: str) -> None:
+    said = printed(run, kind, *SHOWN[kind], "--formula")
+    assert "in letters" in said and "with its sizes" in said
+    found = read(run, kind, *SHOWN[kind], "--formula")
+    assert found["letters"]["parameters"]["latex"] and found["sizes"]["parameters"]["text"]
+
+
+def test_formulas_of_a_config_have_numbers_alone(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BERT))
+    found = read(run, tmp_path, "--formula")
+    assert found["letters"] is None and found["sizes"]["parameters"]["text"] == "109,482,240"
+
+
+def test_what_fits(run: Run) -> None:
+    said = printed(run, "--fit", "params=110M,memory=2GiB", "--tokens", 4096)
+    assert "Decoders that fit" in said
+    for one in read(run, "decoder", "vocab=1000", "heads=4", "--fit", "params=5M", "--tokens", 64):
+        assert one["parameters"] <= 5e6 and one["fields"]["heads"] == 4
+
+
+def test_sweeps(run: Run) -> None:
+    found = read(run, "encoder", "d=64", "heads=4", "layers=2", "--sweep", "n=100:900")
+    assert [one["n"] for one in found] == [100, 200, 400, 800]
+    found = read(run, "encoder", "d=64", "heads=4", "layers=2", "--sweep", "heads=1,2,4")
+    assert [one["bytes"]["matrices"] / found[0]["bytes"]["matrices"] for one in found] == [1, 2, 4]
+    assert "n × n" in printed(run, "encoder", "d=64", "heads=4", "layers=2", "--sweep", "d=64,128")
+
+
+def test_other_ways(run: Run) -> None:
+    assert "absolute, entry by entry" in printed(run, "attention", "d=512", "heads=8", "--compare", "--tokens", 4096)
+    found = {one["way"]: one for one in read(run, "attention", "d=512", "heads=8", "--compare", "--tokens", 4096)}
+    assert found["convolution"]["flops"] == 2 * 4096 * 3 * 512**2
+
+
+def test_machines_by_name_and_this_one(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "A100 80GB" in printed(run, "--machine", "list")
+    assert "A100 80GB" in {one["name"] for one in read(run, "--machine", "list")}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measure = this_machine.measure
+    monkeypatch.setattr(this_machine, "measure", lambda progress: measure(progress, seconds=0.02))
+    assert "measured 20" in printed(run, "encoder", "d=64", "heads=4", "layers=2", "--machine", "this")
+    first = read(run, "encoder", "d=64", "heads=4", "layers=2", "--machine", "this")["machine"]["measured"]
+    assert (tmp_path / "regard" / "machine.json").is_file()
+    assert read(run, "encoder", "d=64", "heads=4", "layers=2", "--machine", "this")["machine"]["measured"] == first
+
+
+@pytest.mark.parametrize("options", [(), ("--machine", "T4")])
+def test_a_figure(run: Run, tmp_path: Path, options: tuple[str, ...]) -> None:
+    pytest.importorskip("matplotlib", reason="figures need it")
+    file = tmp_path / "cost.svg"
+    printed(run, "decoder", *SHOWN["decoder"], "--plot", file, *options)
+    drawing = file.read_text(encoding="utf-8")
+    assert drawing.startswith("<?xml") and "n* = " in drawing.replace("<!-- ", "")
+
+
+REFUSED: list[tuple[tuple[str, ...], str]] = [
+    ((), "give a kind of model"),
+    (("tower", "d=5"), "tower is no kind of model"),
+    (("nowhere/config.json",), "does not exist"),
+    (("decoder", "d=512", "heads=7", "layers=2"), "heads=7 does not divide d=512"),
+    (("decoder", "d=512", "heads=8", "kv_heads=3", "layers=2"), "kv_heads=3 does not divide heads=8"),
+    (("decoder", "d=512", "heads=8"), "decoder needs layers=6"),
+    (("decoder", "layrs=2"), "no field 'layrs'; did you mean layers?"),
+    (("decoder", "colour=2"), "no field 'colour'; it takes d, heads"),
+    (("decoder", "d=512", "d=513"), "d is given twice"),
+    (("decoder", "d"), "fields are written name=value"),
+    (("decoder", "d=-512"), "d is '-512'; it must be a whole number"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--tokens", "-5"), "--tokens is '-5'"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--batch", "0"), "--batch is '0'"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--source", "3"), "reads no source"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--dtype", "int8"), "products are computed in"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--weights", "int3"), "known are"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--train", "--weights", "int8"), "cannot be trained"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--train", "--optimizer", "x"), "optimizer is 'x'"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--attention", "x"), "it is tiled or plain"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--machine", "abacus"), "no machine 'abacus' is known"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--machine", "T4", "--dtype", "bfloat16"), "no figure for bfloat16"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--refresh"), "--machine this"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--sweep", "n=9:3"), "the smaller one first"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--sweep", "n"), "it is written n=256:65536"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--sweep", "n=1:2", "--compare"), "ask for one at a time"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--plot", "cost.gif"), "neither .png, .svg nor .pdf"),
+    (("encoder", "d=64", "heads=4", "layers=2", "position=learned"), "needs reach=1024"),
+    (("encoder", "d=64", "heads=4", "layers=2", "reach=5"), "reach is for position="),
+    (("encoder", "d=64", "heads=4", "layers=2", "norm=batch"), "norm is 'batch'; known are layer, rms"),
+    (("encoder", "d=64", "heads=4", "layers=2", "gated=perhaps"), "it is yes or no"),
+    (("attention", "d=64", "heads=4", "window=3"), "give causal=yes too"),
+    (("attention", "d=64", "heads=4", "position=learned"), "added to the input"),
+    (("vit", "image=1x2x3", "patch=2"), "one number, or two"),
+    (("vit", "image=7", "patch=2", "d=6", "heads=2", "layers=1"), "not divisible by patch 2"),
+    (("vit", *SHOWN["vit"], "--plot", "a.png"), "an image model has one n"),
+    (("--fit", "params=1k"), "params is below the smallest decoder"),
+    (("--fit", "weight=1k"), "limits are params, memory, flops, time"),
+    (("--fit", "params=1GiB"), "it must be a positive count such as 110M"),
+    (("--fit", "time=5ms"), "on a machine alone"),
+    (("--fit", "params=1G", "--formula"), "ask for one at a time"),
+    (("attention", "--fit", "params=1G"), "has no layers to choose"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), REFUSED, ids=[" ".join(given) for given, _ in REFUSED])
+def test_what_cannot_be_done_is_one_line_and_valid_json(run: Run, given: tuple[str, ...], said: str) -> None:
+    code, out, err = run(*given)
+    assert (code, out, len(err)) == (2, "", 1) and said in err[0], err
+    code, out, err = run(*given, "--json")
+    assert (code, len(err)) == (2, 1) and said in json.loads(out)["error"]
+
+
+def test_a_config_takes_no_fields_and_cannot_be_fitted(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(BERT))
+    for given, said in ((("d=3",), "takes no fields"), (("--fit", "params=1G"), "a config.json has them")):
+        code, _, err = run(file, *given)
+        assert code == 2 and len(err) == 1 and said in err[0]
+    assert "sweep n, or give a kind" in run(file, "--sweep", "d=1,2")[2][0]
+
+
+def test_every_field_is_known_to_its_kind() -> None:
+    """Each field can be given, and changes nothing but what it says: no dead option."""
+    values = {"norm": "rms", "order": "post", "position": "alibi", "head": "hidden", "image": "8", "patch": "4"}
+    for kind, names in FIELDS.items():
+        for name in names:
+            value = values.get(name, "yes" if name in ("bias", "qkv_bias", "gated", "tied", "causal") else None)
+            needed = {"image": "8", "patch": "4", "d": "12", "heads": "6", "layers": "2"}
+            given = {one: needed[one] for one in NEEDED[kind]}
+            given |= {"position": "t5"} if name == "reach" else {"causal": "yes"} if name == "window" else {}
+            if kind == "decoder" and name == "window":
+                del given["causal"]
+            flags = ("sinks", "qk_norm", "dropout")
+            given[name] = value or needed.get(name) or ("yes" if name in flags else "3")
+            fields = budget.read_fields(kind, [f"{one}={x}" for one, x in given.items()])
+            assert budget.plan(budget.build(kind, fields)).parameters > 0, (kind, name)
