@@ -140,9 +140,7 @@ def _llama(config: Config) -> Model:
     d, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
     vocab = config.whole("vocab_size")
     if d % heads and config.get("head_dim") is None and kind != "qwen3":
-        raise ValueError(
-            f"config.json: num_attention_heads={heads} does not divide hidden_size={d}, and no head_dim is given"
-        )
+        raise ValueError(f"config.json: num_attention_heads={heads} does not divide hidden_size={d}; give head_dim")
     biases = config.flag("attention_bias", False) and kind in ("llama", "qwen3")
     options: dict[str, Any] = {
         "d_key": config.whole("head_dim", 128 if kind == "qwen3" else d // heads),

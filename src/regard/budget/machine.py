@@ -28,7 +28,8 @@ class Machine:
     - ``measured``: ISO date and time of the measurement; None means published figures.
     - ``attention``: FLOP/s that `regard.attention` itself reaches, by dtype, counted as 4·n·m·d a head without mask.
     - ``activation``: elements/s of a gelu in float32; infinite where nobody measured it: it then costs its bytes only.
-    - ``call``: seconds that any one operation costs at least.
+    - ``call``: seconds that any one operation costs at least; ``attention_call``: that a call of attention does.
+    - ``rows``: how many rows make a matrix product half as fast as the peak: r rows take ``1 + rows/r`` times as long.
     """
 
     name: str
@@ -39,6 +40,8 @@ class Machine:
     attention: Mapping[str, float] = field(default_factory=dict, hash=False)
     activation: float = math.inf
     call: float = 0.0
+    attention_call: float = 0.0
+    rows: float = 0.0
 
     def __post_init__(self) -> None:
         """Figures that no machine can have are refused, each by name."""
@@ -52,7 +55,9 @@ class Machine:
         whole = isinstance(self.memory, int) and not isinstance(self.memory, bool)
         _check("memory", self.memory, whole and self.memory > 0, "a positive whole number of bytes")
         _check("activation", self.activation, _number(self.activation) > 0, "a positive number of elements/s")
-        _check("call", self.call, 0 <= _number(self.call) < math.inf, "a number of seconds, 0 or more")
+        for name, what in (("call", "seconds"), ("attention_call", "seconds"), ("rows", "rows")):
+            value = getattr(self, name)
+            _check(name, value, 0 <= _number(value) < math.inf, f"a number of {what}, 0 or more")
         _check("measured", self.measured, self.measured is None or _is_date(self.measured), "an ISO date-time or None")
 
     def rate(self, dtype: str) -> float:

@@ -70,7 +70,8 @@ def _product(product: Product, machine: Machine, dtype: str, size: float, stored
     times, rows, inner, columns = (float(x) for x in (product.times, product.rows, product.inner, product.columns))
     right = inner * columns * (stored if product.learned else size * times)
     moved = size * times * rows * (inner + columns) + right
-    return float(product.needed) / machine.rate(dtype), moved / machine.bandwidth
+    few = 1 + machine.rows / rows  # a product of few rows keeps the units waiting
+    return float(product.needed) * few / machine.rate(dtype), moved / machine.bandwidth
 
 
 def _tiled(
@@ -81,4 +82,4 @@ def _tiled(
     keys = float(call.batch * call.keys * part.kv_heads * (part.d_key + part.d_value))
     moved = size * (float(call.tokens * part.heads * (part.d_key + part.d_value)) + keys)
     slow, seen = flops / machine.attention_rate(dtype), moved / machine.bandwidth
-    return max(slow, seen) + machine.call, slow if slow >= seen else 0.0
+    return max(slow, seen) + max(machine.call, machine.attention_call), slow if slow >= seen else 0.0

@@ -26,11 +26,13 @@ from regard.attention import attention
 from regard.budget.machine import Machine
 from regard.files import renamed
 from regard.kernels import native
+from regard.masks import Causal
 from regard.shapes import number
 
 __all__ = ["measure", "this"]
 
 MEASURED = ("float32", "float64", "bfloat16", "float16")
+FEW = 64  # rows of a product that is too small to be fast
 KEPT = 16  # measurements in the cache: machines that share a home folder, and thread counts
 
 Progress = Callable[[int, int], object]
@@ -132,7 +134,8 @@ def measure(progress: Progress | None = None, seconds: float = 5.0) -> Machine:
     for dtype in MEASURED:
         pieces[f"peak {dtype}"] = (0.14 if dtype == "float32" else 0.10, partial(_products, dtype))
         pieces[f"attention {dtype}"] = (0.08, partial(_attention, dtype))
-    pieces |= {"bandwidth": (0.14, _bandwidth), "activation": (0.05, _activation), "call": (0.05, _call)}
+    pieces |= {"bandwidth": (0.14, _bandwidth), "activation": (0.05, _activation), "call": (0.03, _call)}
+    pieces |= {"attention call": (0.03, _attention_call), "few rows": (0.04, _few_rows)}
 
     found: dict[str, float] = {}
     with _plain_torch():
@@ -149,6 +152,8 @@ def measure(progress: Progress | None = None, seconds: float = 5.0) -> Machine:
         attention={dtype: found[f"attention {dtype}"] for dtype in MEASURED},
         activation=found["activation"],
         call=found["call"],
+        attention_call=found["attention call"],
+        rows=max(0.0, FEW * (found["peak float32"] / found["few rows"] - 1)),
     )
 
 
@@ -202,16 +207,30 @@ def _activation(seconds: float) -> float:
     return _rate(work, (2**16, 2**19, 2**22), 8, seconds, sizes_kept=1)
 
 
+def _few_rows(seconds: float) -> float:
+    """FLOP/s of a product of few rows with one of many 512 × 512 matrices, as a model's layers are."""
+    x, several = _numbers("float32", FEW, 512), [_numbers("float32", 512, 512) for _ in range(32)]
+    return 2 * FEW * 512**2 / _median(seconds, lambda: [functional.linear(x, w) for w in several], len(several))
+
+
+def _attention_call(seconds: float) -> float:
+    """Seconds of attention with next to nothing to do."""
+    q = _numbers("float32", 1, 4, 8, 8)
+    return _median(seconds, lambda: [attention(q, q, q, mask=Causal()) for _ in range(10)], 10)
+
+
 def _call(seconds: float) -> float:
-    """Seconds of one operation with next to nothing to do: the median over chains of an addition and a linear map."""
+    """Seconds of one operation with next to nothing to do: an addition and a linear map in turn."""
     x, w = _numbers("float32", 1, 8), _numbers("float32", 8, 8)
+    return _median(seconds, lambda: [functional.linear(torch.add(x, x), w) for _ in range(50)], 100)
+
+
+def _median(seconds: float, run: Callable[[], object], operations: int) -> float:
+    """Seconds of one operation: the median over runs of many."""
     end = time.perf_counter() + seconds
     times: list[float] = []
     while len(times) < 3 or time.perf_counter() < end:
-        start = time.perf_counter()
-        for _ in range(50):
-            functional.linear(torch.add(x, x), w)
-        times.append((time.perf_counter() - start) / 100)
+        times.append(_time(run) / operations)
     return statistics.median(times)
 
 
