@@ -123,7 +123,7 @@ def row(name: str, package: str, call: Callable[[nn.Module, Tensor], int], layer
     cells = [f"{name} {version}".rstrip()]
     for training in (True, False):
         found = measured(call, layer, training)
-        cells += [found, ""] if isinstance(found, str) else [f"{found:,}", f"{found / truth():.1%}"]
+        cells += [found, ""] if isinstance(found, str) else [f"{found / 1e6:,.1f} M", f"{found / truth():.1%}"]
     return cells
 
 

@@ -6,6 +6,8 @@
   mantissa is a key of its own, tfloat32. AMD's matrix units compute float32 in full, so theirs is the matrix peak.
 - float64: the fastest unit that computes it in full, since libraries use it by themselves (A100, H100: tensor cores).
 - A type that a row leaves out is not supported by the matrix units, or its document has no figure for it.
+- The comments name the documents that hold a figure. Not all were at hand: TPUs' were read there, T4's, V100's, A100's and
+  H100's in copies that cite them, L4's, L40's, RTX's and MI's on pages of sellers, or known; check what you rely on.
 - Memory is counted with 1 GB = 10⁹ bytes unless the document says GiB: the cards have a little more and reserve a
   little, so what fits here fits there.
 """
