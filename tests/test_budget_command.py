@@ -131,7 +131,8 @@ def test_machines_by_name_and_this_one(run: Run, monkeypatch: pytest.MonkeyPatch
 def test_a_figure(run: Run, tmp_path: Path, options: tuple[str, ...]) -> None:
     pytest.importorskip("matplotlib", reason="figures need it")
     file = tmp_path / "cost.svg"
-    printed(run, "decoder", *SHOWN["decoder"], "--plot", file, *options)
+    code, out, _ = run("decoder", *SHOWN["decoder"], "--plot", file, *options)
+    assert code == 0 and f"figure: {file}" in out
     drawing = file.read_text(encoding="utf-8")
     assert drawing.startswith("<?xml") and "n* = " in drawing.replace("<!-- ", "")
 
@@ -161,6 +162,19 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("encoder", "d=64", "heads=4", "layers=2", "--refresh"), "--machine this"),
     (("encoder", "d=64", "heads=4", "layers=2", "--sweep", "n=9:3"), "the smaller one first"),
     (("encoder", "d=64", "heads=4", "layers=2", "--sweep", "n"), "it is written n=256:65536"),
+    (
+        ("encoder", "d=64", "heads=4", "layers=2", "--sweep", "gated=1"),
+        "what can be swept is n, batch, source, d",
+    ),
+    (("encoder", "d=64", "heads=4", "layers=2", "--sweep", "n=1:9", "--tokens", "5"), "it is swept and given"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--optimizer", "adam"), "give --train too"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--formula", "--batch", "2"), "--formula takes no --batch"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--compare", "--train"), "--compare takes no --train"),
+    (("--machine", "list", "--tokens", "5"), "--machine list takes no --tokens"),
+    (("--fit", "params=1M,params=2M"), "limits params twice"),
+    (("block", "d=64", "heads=4", "d_context=8", "--weights", ""), "known are"),
+    (("attention", "d=6", "heads=2", "position=rotary"), "d_key=3 is odd"),
+    (("attention", "d=64", "heads=4", "position=rotary", "d_context=8"), "a context is another"),
     (("encoder", "d=64", "heads=4", "layers=2", "--sweep", "n=1:2", "--compare"), "ask for one at a time"),
     (("encoder", "d=64", "heads=4", "layers=2", "--plot", "cost.gif"), "neither .png, .svg nor .pdf"),
     (("encoder", "d=64", "heads=4", "layers=2", "position=learned"), "needs reach=1024"),
@@ -195,11 +209,49 @@ def test_a_config_takes_no_fields_and_cannot_be_fitted(run: Run, tmp_path: Path)
     for given, said in ((("d=3",), "takes no fields"), (("--fit", "params=1G"), "a config.json has them")):
         code, _, err = run(file, *given)
         assert code == 2 and len(err) == 1 and said in err[0]
-    assert "sweep n, or give a kind" in run(file, "--sweep", "d=1,2")[2][0]
+    assert "sweep n, batch or source, or give a kind" in run(file, "--sweep", "d=1,2")[2][0]
+
+
+CHANGES = {
+    "norm": "rms",
+    "order": "post",
+    "position": "t5",
+    "head": "hidden",
+    "image": "16",
+    "patch": "2",
+    "d": "24",
+    "heads": "3",
+    "layers": "3",
+    "bias": "no",
+    "tied": "no",
+    "channels": "1",
+    "classes": "7",
+    "reach": "9",
+    "qkv_bias": "yes",
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in FIELDS.items() for name in names])
+def test_every_field_changes_something(kind: str, name: str) -> None:
+    needed = {"image": "8", "patch": "4", "d": "12", "heads": "6", "layers": "2"}
+    given = {one: needed[one] for one in NEEDED[kind]} | ({"vocab": "11"} if "vocab" in FIELDS[kind] else {})
+    given |= {"position": "table"} if name == "reach" else {"causal": "yes"} if name == "window" else {}
+    if kind not in ("attention", "block"):
+        given.pop("causal", None)
+    flags = ("sinks", "qk_norm", "dropout", "gated", "causal")
+    value = CHANGES.get(name, "yes" if name in flags else "5" if name == "vocab" else "3")
+    value = "no" if (kind, name) == ("vit", "qkv_bias") else value
+
+    def counted(fields: dict[str, str]) -> dict[str, Any]:
+        read = budget.read_fields(kind, [f"{one}={x}" for one, x in fields.items()])
+        found = [budget.plan(budget.build(kind, read), training=training).to_dict() for training in (False, True)]
+        return {"both": found}
+
+    assert counted(given) != counted(given | {name: value})
 
 
 def test_every_field_is_known_to_its_kind() -> None:
-    """Each field can be given, and changes nothing but what it says: no dead option."""
+    """Each field can be given alone."""
     values = {"norm": "rms", "order": "post", "position": "alibi", "head": "hidden", "image": "8", "patch": "4"}
     for kind, names in FIELDS.items():
         for name in names:

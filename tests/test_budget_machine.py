@@ -177,7 +177,7 @@ def test_a_quick_measurement(full_tiles: None):
     steps: list[tuple[int, int]] = []
     state = torch.get_rng_state()
     found = measure(lambda done, of: steps.append((done, of)), seconds=0.05)
-    assert steps == [(k, 11) for k in range(1, 12)]
+    assert steps == [(k, 13) for k in range(1, 14)]
     assert found.peak.keys() == found.attention.keys() == {"float64", "float32", "bfloat16", "float16"}
     assert found.measured is not None and 0 < found.activation < math.inf and found.call > 0
     assert found.memory > 2**28 and str(torch.get_num_threads()) in found.name
@@ -270,7 +270,7 @@ def test_measured_again_when_asked(measured: list[Machine]):
     steps: list[int] = []
     this()
     second = this(refresh=True, progress=lambda done, of: steps.append(done))
-    assert len(measured) == 2 and steps[-1] == 11
+    assert len(measured) == 2 and steps[-1] == 13
     assert this() == second and len(measured) == 2
 
 

@@ -6,9 +6,11 @@ import doctest
 import importlib
 import pkgutil
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from commands import command
 
 import regard
 
@@ -41,6 +43,24 @@ def test_python_on_pages_runs(page: Path) -> None:
             assert doctest.DocTestRunner(optionflags=ELLIPSIS).run(test).failed == 0
         elif "import" in block:  # a block without imports is a signature, shown and not run
             exec(compile(block, page.name, "exec"), {})  # noqa: S102
+
+
+SHOWN = [
+    (page, *block.split("\n", 1))
+    for page in PAGES
+    for block in re.findall(r"```\n\$ (regard budget .*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+]
+
+
+@pytest.mark.parametrize(("page", "line", "said"), SHOWN, ids=[f"{page.name}: {line}" for page, line, _ in SHOWN])
+def test_commands_on_pages_print_what_is_shown(
+    page: Path, line: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An ellipsis stands for lines that are left out."""
+    code, out, _ = command(monkeypatch, capsys, *shlex.split(line)[1:])
+    printed = "\n".join(x.rstrip() for x in out.rstrip().splitlines())
+    pattern = ".*".join(re.escape(part.strip("\n")) for part in said.split("…\n"))
+    assert code == 0 and re.fullmatch(pattern + r"\n?", printed, re.DOTALL), printed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

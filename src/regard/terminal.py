@@ -23,4 +23,4 @@ def plain_table(title: str) -> Table:
 
 def plain(text: str) -> Text:
     """A text that a terminal shows as it is: names come from files, and may hold markup or a terminal's own codes."""
-    return Text("".join(letter if letter.isprintable() else "�" for letter in text))
+    return Text("".join(letter if letter.isprintable() or letter == "\n" else "�" for letter in text))

@@ -6,10 +6,9 @@
   mantissa is a key of its own, tfloat32. AMD's matrix units compute float32 in full, so theirs is the matrix peak.
 - float64: the fastest unit that computes it in full, since libraries use it by themselves (A100, H100: tensor cores).
 - A type that a row leaves out is not supported by the matrix units, or its document has no figure for it.
-- The comments name the documents that hold a figure. Not all were at hand: TPUs' were read there, T4's, V100's, A100's and
-  H100's in copies that cite them, L4's, L40's, RTX's and MI's on pages of sellers, or known; check what you rely on.
-- Memory is counted with 1 GB = 10⁹ bytes unless the document says GiB: the cards have a little more and reserve a
-  little, so what fits here fits there.
+- The comments name the documents that hold a figure. Not all were at hand: TPUs' were read there, T4's, V100's, A100's
+  and H100's in copies that cite them, the others on sellers' pages or known by heart; check what you rely on.
+- Memory: what makers call GB is 2³⁰ bytes here, as the cards report it; a little of it is reserved.
 """
 
 from __future__ import annotations
@@ -37,57 +36,57 @@ def _tera(**peak: float) -> dict[str, float]:
 
 ACCELERATORS: dict[str, Published] = {
     # NVIDIA T4 Tensor Core GPU datasheet; bandwidth: T4 product brief (256 bit at 10 Gbit/s). No bfloat16 units.
-    "T4": Published(_tera(float32=8.1, float16=65, int8=130), 320 * GB, 16 * GB),
+    "T4": Published(_tera(float32=8.1, float16=65, int8=130), 320 * GB, 16 * GIB),
     # NVIDIA V100 Tensor Core GPU datasheet, column V100 SXM2. No bfloat16, no int8 tensor cores.
-    "V100 SXM2 32GB": Published(_tera(float64=7.8, float32=15.7, float16=125), 900 * GB, 32 * GB),
+    "V100 SXM2 32GB": Published(_tera(float64=7.8, float32=15.7, float16=125), 900 * GB, 32 * GIB),
     # NVIDIA A100 Tensor Core GPU datasheet; the 40 GB card: NVIDIA A100 architecture whitepaper.
     "A100 40GB": Published(
-        _tera(float64=19.5, float32=19.5, tfloat32=156, bfloat16=312, float16=312, int8=624), 1555 * GB, 40 * GB
+        _tera(float64=19.5, float32=19.5, tfloat32=156, bfloat16=312, float16=312, int8=624), 1555 * GB, 40 * GIB
     ),
     # NVIDIA A100 Tensor Core GPU datasheet, column A100 80GB SXM (the PCIe card has 1,935 GB/s).
     "A100 80GB": Published(
-        _tera(float64=19.5, float32=19.5, tfloat32=156, bfloat16=312, float16=312, int8=624), 2039 * GB, 80 * GB
+        _tera(float64=19.5, float32=19.5, tfloat32=156, bfloat16=312, float16=312, int8=624), 2039 * GB, 80 * GIB
     ),
     # NVIDIA H100 Tensor Core GPU datasheet, column H100 SXM; tensor figures are printed with sparsity.
     "H100 SXM": Published(
         _tera(float64=67, float32=67, tfloat32=989 / 2, bfloat16=1979 / 2, float16=1979 / 2, int8=3958 / 2),
         3350 * GB,
-        80 * GB,
+        80 * GIB,
     ),
     # NVIDIA H100 Tensor Core GPU datasheet, column H100 PCIe; tensor figures are printed with sparsity.
     "H100 PCIe": Published(
         _tera(float64=51, float32=51, tfloat32=756 / 2, bfloat16=1513 / 2, float16=1513 / 2, int8=3026 / 2),
         2000 * GB,
-        80 * GB,
+        80 * GIB,
     ),
     # NVIDIA H200 Tensor Core GPU datasheet, column H200 SXM; tensor figures are printed with sparsity.
     "H200": Published(
         _tera(float64=67, float32=67, tfloat32=989 / 2, bfloat16=1979 / 2, float16=1979 / 2, int8=3958 / 2),
         4800 * GB,
-        141 * GB,
+        141 * GIB,
     ),
     # NVIDIA L4 Tensor Core GPU datasheet; tensor figures are printed with sparsity.
     "L4": Published(
-        _tera(float32=30.3, tfloat32=120 / 2, bfloat16=242 / 2, float16=242 / 2, int8=485 / 2), 300 * GB, 24 * GB
+        _tera(float32=30.3, tfloat32=120 / 2, bfloat16=242 / 2, float16=242 / 2, int8=485 / 2), 300 * GB, 24 * GIB
     ),
     # NVIDIA L40S datasheet, the figures before the bar (362.05 | 733 with sparsity).
-    "L40S": Published(_tera(float32=91.6, tfloat32=183, bfloat16=362.05, float16=362.05, int8=733), 864 * GB, 48 * GB),
+    "L40S": Published(_tera(float32=91.6, tfloat32=183, bfloat16=362.05, float16=362.05, int8=733), 864 * GB, 48 * GIB),
     # NVIDIA Ampere GA102 GPU architecture whitepaper, appendix A; summed in float16, float16 reaches twice this.
-    "RTX 3090": Published(_tera(float32=35.6, tfloat32=35.6, bfloat16=71, float16=71, int8=284), 936 * GB, 24 * GB),
+    "RTX 3090": Published(_tera(float32=35.6, tfloat32=35.6, bfloat16=71, float16=71, int8=284), 936 * GB, 24 * GIB),
     # NVIDIA Ada GPU architecture whitepaper, appendix A; summed in float16, float16 reaches twice this.
     "RTX 4090": Published(
-        _tera(float32=82.6, tfloat32=82.6, bfloat16=165.2, float16=165.2, int8=660.6), 1008 * GB, 24 * GB
+        _tera(float32=82.6, tfloat32=82.6, bfloat16=165.2, float16=165.2, int8=660.6), 1008 * GB, 24 * GIB
     ),
     # AMD Instinct MI250X data sheet, matrix figures. Two dies together; PyTorch sees each as a device with half of it.
-    "MI250X": Published(_tera(float64=95.7, float32=95.7, bfloat16=383, float16=383, int8=383), 3200 * GB, 128 * GB),
+    "MI250X": Published(_tera(float64=95.7, float32=95.7, bfloat16=383, float16=383, int8=383), 3200 * GB, 128 * GIB),
     # AMD Instinct MI300X data sheet, matrix figures.
     "MI300X": Published(
-        _tera(float64=163.4, float32=163.4, bfloat16=1307.4, float16=1307.4, int8=2614.9), 5300 * GB, 192 * GB
+        _tera(float64=163.4, float32=163.4, bfloat16=1307.4, float16=1307.4, int8=2614.9), 5300 * GB, 192 * GIB
     ),
     # Cloud TPU documentation, "TPU v4", a chip. TPUs: no float16 units, and no float32 figure is published.
     "TPU v4": Published(_tera(bfloat16=275, int8=275), 1200 * GB, 32 * GIB),
     # Cloud TPU documentation, "TPU v5e", a chip.
-    "TPU v5e": Published(_tera(bfloat16=197, int8=393), 819 * GB, 16 * GB),
+    "TPU v5e": Published(_tera(bfloat16=197, int8=393), 819 * GB, 16 * GIB),
     # Cloud TPU documentation, "TPU v5p", a chip.
-    "TPU v5p": Published(_tera(bfloat16=459), 2765 * GB, 95 * GB),
+    "TPU v5p": Published(_tera(bfloat16=459), 2765 * GB, 95 * GIB),
 }

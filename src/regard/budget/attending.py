@@ -43,6 +43,7 @@ class Attention(Part):
     rotary: bool = False
     tiled: bool = True
     dropout: bool = False  # on the result; on weights it costs nothing
+    relative: Number = 0  # relative codes r that each query meets (Shaw): q·r is a product of n rows with them
     positions: tuple[Weight, ...] = field(default=())
 
     def _maps(self) -> tuple[tuple[str, Number, Number, bool], ...]:
@@ -69,9 +70,14 @@ class Attention(Part):
         q, k, v, out = (Product(name, "projections", rows[name], given, made) for name, given, made, _ in self._maps())
         share = self.share(call)
         times = call.batch * self.heads
+        near = (
+            (Product("positions", "attention", call.rows, self.d_key, self.relative, times, False),)
+            if self.relative != 0
+            else ()
+        )
         scores = Product("scores", "attention", call.rows, self.d_key, call.keys, times, False, share)
         values = Product("values", "attention", call.rows, call.keys, self.d_value, times, False, share)
-        return q, k, v, scores, values, out
+        return (q, k, v, scores, *near, values, out)
 
     def share(self, call: Call) -> Number | sympy.Rational:
         """The part of all (query, key) pairs that the masks leave."""
@@ -97,6 +103,14 @@ class Attention(Part):
         """Values of keys and values in a cache: ``B·t·N_kv·(D_hid + D_o)``."""
         return batch * tokens * self.kv_heads * (self.d_key + self.d_value)
 
+    def looked_at(self, call: Call) -> Number:
+        """Values of keys and values that some query may see: a window leaves the oldest out."""
+        keys = call.keys
+        if self.window is not None:
+            within = call.rows + self.window - 1
+            keys = min(keys, within) if isinstance(keys, int) and isinstance(within, int) else sympy.Min(keys, within)
+        return call.batch * keys * self.kv_heads * (self.d_key + self.d_value)
+
     def _heads(self, call: Call) -> tuple[Number, Number, Number]:
         """Values of queries; of keys and values; of the heads' outputs."""
         keys = call.batch * call.keys * self.kv_heads
@@ -109,6 +123,10 @@ class Attention(Part):
     def _turned_keys(self, call: Call) -> Number:
         return call.batch * call.fresh * self.kv_heads * self.d_key
 
+    def _near(self, call: Call) -> Number:
+        """Bytes of q·r, in float32."""
+        return 4 * call.tokens * self.heads * self.relative
+
     def _repeated(self, call: Call) -> Number:
         """Values of keys and values where each query head has its own, as plain attention makes them."""
         return call.batch * call.keys * self.heads * (self.d_key + self.d_value)
@@ -117,6 +135,8 @@ class Attention(Part):
         q, kv, out = self._heads(call)
         wide = largest(size, 4)  # plain attention computes in float32 at least, and keeps that
         kept: dict[str, Number] = {"input": size * call.tokens * self.d_in, "joined heads": size * out}
+        if self.relative != 0:
+            kept["q·r"] = self._near(call)
         if self.qk_norm:
             keys = call.batch * call.keys * self.kv_heads * self.d_key
             kept["q and k normed"] = 2 * wide * (q + keys)
@@ -129,11 +149,18 @@ class Attention(Part):
         rows = 16 * call.tokens * self.heads
         return kept | {"q": size * q, "k and v": size * kv, "heads": size * out, "rows' maxima and totals": rows}
 
+    def kept_once(self, call: Call, size: Number) -> Number:
+        if self.d_context is None:
+            return 0
+        return size * call.batch * call.keys * self.d_context
+
     def work(self, call: Call, size: Number) -> Number:
         q, _, out = self._heads(call)
         fresh = call.batch * call.fresh * self.kv_heads * (self.d_key + self.d_value)
         turned = q + self._turned_keys(call) if self.rotary else 0
         tiled = size * (turned + q + fresh + 2 * out + call.tokens * self.d_out)
+        if self.relative != 0:  # done with before heads are joined
+            tiled = largest(tiled, size * (turned + q + fresh + out) + self._near(call))
         return tiled if self.tiled else largest(tiled, size * (q + fresh) + self._plain_work(call, size, q))
 
     def _plain_work(self, call: Call, size: Number, q: Number) -> Number:
@@ -148,7 +175,10 @@ class Attention(Part):
     def back(self, call: Call, size: Number) -> Number:
         q, kv, out = self._heads(call)
         if self.tiled:
-            return total(self.kept(call, size).values()) + size * (q + kv + out)
+            kept = self.kept(call, size)
+            # The joined heads are done with; half precision sums its gradients in float32.
+            sums = largest(size, 4) * (q + kv) if size < 4 else 0
+            return total(kept.values()) - kept["joined heads"] + size * (q + kv + out) + sums + self._near(call)
         wide, matrices, repeated = largest(size, 4), self.matrices(call), self._repeated(call)
         values = call.batch * call.keys * self.heads * self.d_value
         # The weights, their gradient and that of the scores; then those of q, k and v.
@@ -161,11 +191,7 @@ class Attention(Part):
         q, kv, out = self._heads(call)
         turned = 3 * (q + self._turned_keys(call)) if self.rotary else 0
         # Heads are joined, and the result is added to what came in.
-        around = 2 * out + 3 * call.tokens * self.d_out
-        return around + turned + (0 if self.tiled else 4 * self.matrices(call))
-
-    def activated(self, call: Call) -> Number:
-        return 0 if self.tiled else self.matrices(call)
+        return 2 * out + 3 * call.tokens * self.d_out + turned
 
 
 def visible(rows: Number, keys: Number, causal: bool, window: Number | None) -> Number:

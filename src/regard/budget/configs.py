@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from regard.budget.parts import Linear, Norm, Part, Table
 from regard.budget.spec import Options, block, decoder, encoder, encoder_decoder, vision_transformer
 from regard.config import Config, read_json
 
-__all__ = ["from_config", "known", "read"]
+__all__ = ["from_config", "read"]
 
 # How the classes of each family begin.
 NAMES = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "gpt2": "GPT2", "t5": "T5", "vit": "ViT"} | {
@@ -25,9 +25,11 @@ NAMES = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "gpt2
 }
 
 
-def from_config(path: str | os.PathLike[str]) -> Model:
-    """The model that a ``config.json`` describes, or the one in a folder; weights are not looked at."""
-    file = Path(path)
+def from_config(given: str | os.PathLike[str] | Mapping[str, Any]) -> Model:
+    """The model that a ``config.json``, the one in a folder, or its entries describe; weights are not looked at."""
+    if isinstance(given, Mapping):
+        return read(Config(given))
+    file = Path(given)
     file = file / "config.json" if file.is_dir() else file
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist; give a config.json, or a folder that holds one")
@@ -42,14 +44,9 @@ def read(config: Config) -> Model:
     return FAMILIES[kind](config)
 
 
-def known() -> tuple[str, ...]:
-    """Names of the families that can be read."""
-    return tuple(FAMILIES)
-
-
-def _one(name: str, part: Part) -> Placed:
-    """A part that sees the first token alone."""
-    return Placed(name, part, rows="one", keys="one")
+def _one(name: str, part: Part, after: bool = False) -> Placed:
+    """A part that reads the first token alone, of all tokens or ``after`` another one that did."""
+    return Placed(name, part, rows="one", keys="one" if after else "n")
 
 
 def _classes(config: Config) -> int:
@@ -58,6 +55,8 @@ def _classes(config: Config) -> int:
 
 def _bert(config: Config) -> Model:
     kind = config.kind
+    if config.name("position_embedding_type", "absolute") != "absolute":
+        raise ValueError(f"config.json: position_embedding_type is {config['position_embedding_type']}; only absolute")
     for entry in ("is_decoder", "add_cross_attention"):
         config.refuse(entry, "these models are read as encoders")
     distil = kind == "distilbert"
@@ -83,8 +82,10 @@ def _bert(config: Config) -> Model:
     # RoBERTa counts positions from the padding's id on.
     reach = config.whole("max_position_embeddings")
     longest = reach - config.whole("pad_token_id", 1, least=0) - 1 if kind == "roberta" else reach
+    if longest < 1:
+        raise ValueError(f"config.json: max_position_embeddings is {reach}; RoBERTa uses those after its pad_token_id")
     stacks = (replace(stack, before=before, after=tops),)
-    return replace(model, title=_title(config, "BertModel"), stacks=stacks, vocab=width, longest=longest)
+    return replace(model, title=_title(config, "Model"), stacks=stacks, vocab=width, longest=longest)
 
 
 def _bert_top(config: Config, d: int, vocab: int) -> tuple[tuple[Placed, ...], int | None]:
@@ -96,12 +97,16 @@ def _bert_top(config: Config, d: int, vocab: int) -> tuple[tuple[Placed, ...], i
         Placed("head: norm", Norm(d)),
         Placed("logits", Linear(d, vocab, bias=True, tied=True)),
     )
+    labels = _classes(config)
     tops: dict[str, tuple[tuple[Placed, ...], int | None]] = {
         "ForMaskedLM": (masked, vocab),
-        "ForPreTraining": ((pooler, _one("next sentence", Linear(d, 2)), *masked), vocab),
-        "ForNextSentencePrediction": ((pooler, _one("classifier", Linear(d, 2))), 2),
-        "ForSequenceClassification": ((pooler, _one("classifier", Linear(d, _classes(config)))), _classes(config)),
-        "ForTokenClassification": ((Placed("classifier", Linear(d, _classes(config))),), _classes(config)),
+        "ForPreTraining": ((pooler, _one("next sentence", Linear(d, 2), after=True), *masked), vocab),
+        "ForNextSentencePrediction": ((pooler, _one("classifier", Linear(d, 2), after=True)), 2),
+        "ForSequenceClassification": (
+            (pooler, _one("classifier", Linear(d, _classes(config)), after=True)),
+            _classes(config),
+        ),
+        "ForTokenClassification": ((Placed("classifier", Linear(d, labels)),), labels),
         "ForQuestionAnswering": ((Placed("answer", Linear(d, 2)),), 2),
         "Model": (() if distil else (pooler,), None),
     }
@@ -131,7 +136,7 @@ def _gpt2(config: Config) -> Model:
         qkv_bias=True,
         dropout=config.real("resid_pdrop", 0.1) > 0,
     )
-    return replace(_headless(model) if ending == "Model" else model, title=_title(config, "GPT2LMHeadModel"))
+    return replace(_headless(model) if ending == "Model" else model, title=_title(config, "LMHeadModel"))
 
 
 def _llama(config: Config) -> Model:
@@ -169,10 +174,10 @@ def _llama(config: Config) -> Model:
     blocks = tuple(
         placed
         for window, layers in counts.items()
-        for placed in block(d, heads, hidden, layers=layers, causal=True, rotary=True, window=window, **options)
+        for placed in block(d, heads, hidden, layers=layers, causal=True, position="rotary", window=window, **options)
     )
     model = replace(model, stacks=(replace(stack, blocks=blocks),))
-    return replace(_headless(model) if ending == "Model" else model, title=_title(config, "LlamaForCausalLM"))
+    return replace(_headless(model) if ending == "Model" else model, title=_title(config, "ForCausalLM"))
 
 
 def _windows(config: Config) -> list[int | None]:
@@ -188,9 +193,10 @@ def _windows(config: Config) -> list[int | None]:
     if kinds is None:
         first = config.whole("max_window_layers", 28, least=0)
         return [window if i >= first else None for i in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        raise ValueError(f"config.json: layer_types must name {layers} layers, got {kinds!r}")
-    return [window if one == "sliding_attention" else None for one in kinds]
+    known = {"full_attention": None, "sliding_attention": window}
+    if not isinstance(kinds, list) or len(kinds) != layers or any(one not in known for one in kinds):
+        raise ValueError(f"config.json: layer_types must name {layers} layers as {' or '.join(known)}, got {kinds!r}")
+    return [known[one] for one in kinds]
 
 
 def _t5(config: Config) -> Model:
@@ -206,7 +212,7 @@ def _t5(config: Config) -> Model:
     layers, vocab = config.layers("num_layers"), config.whole("vocab_size")
     hidden, reach = config.whole("d_ff"), config.whole("relative_attention_num_buckets", 32)
     ending = _ending(config, "ForConditionalGeneration", "EncoderModel", "Model")
-    title = _title(config, "T5ForConditionalGeneration")
+    title = _title(config, "ForConditionalGeneration")
     if ending == "EncoderModel":
         model = encoder(
             d, heads, layers, hidden=hidden, vocab=vocab, scaled=False, position="t5", reach=reach, **options
@@ -248,7 +254,7 @@ def _vit(config: Config) -> Model:
     if not classifies:
         (stack,) = model.stacks
         model = replace(model, stacks=(replace(stack, after=(*stack.after, _one("pooler", Linear(d, d)))),))
-    return replace(model, title=_title(config, "ViTModel"))
+    return replace(model, title=_title(config, "Model"))
 
 
 def _headless(model: Model) -> Model:
@@ -268,7 +274,7 @@ def _ending(config: Config, *endings: str) -> str:
 
 
 def _title(config: Config, usual: str) -> str:
-    return config.architecture or usual
+    return config.architecture or NAMES[config.kind] + usual
 
 
 FAMILIES: dict[str, Callable[[Config], Model]] = {

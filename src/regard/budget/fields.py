@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
 from regard.budget import spec
-from regard.budget.model import Model, Placed, Stack
+from regard.budget.model import Model, as_model
 from regard.budget.spec import KINDS, POSITIONS
 from regard.budget.symbols import LETTERS
 from regard.budget.units import parse_whole
 
-__all__ = ["FIELDS", "build", "in_letters", "read_fields"]
+__all__ = ["FIELDS", "WHOLE", "build", "in_letters", "read_fields"]
 
-_WHOLE = {
+WHOLE = {
     "d": "width of the residual stream (D)",
     "heads": "N_h",
     "layers": "L",
@@ -58,6 +59,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "encoder-decoder": (*_STACK, "decoder_layers", "vocab", "tied", "position", "reach"),
     "vit": ("image", "patch", *_STACK, "classes", "channels", "head"),
 }
+ALIASES = {"d_model": "d", "n_heads": "heads", "n_layers": "layers", "rope": "rotary"}
 REACHING = ("learned", "t5", "table", "shaw")
 NEEDED = {
     "attention": ("d", "heads"),
@@ -77,11 +79,11 @@ _AS_LETTERS = {
 
 def read_fields(kind: str, given: Iterable[str]) -> dict[str, Any]:
     """``["d=512", "bias=no"]`` as ``{"d": 512, "bias": False}``; what a kind does not take is refused."""
-    if kind not in KINDS:
-        raise ValueError(f"{kind!r} is no kind of model; there are {', '.join(KINDS)}, or a config.json")
+    _check_kind(kind)
     found: dict[str, Any] = {}
     for one in given:
         name, equals, value = one.partition("=")
+        name = ALIASES.get(name, name)
         if not equals or not value:
             raise ValueError(f"{one!r} is no field; fields are written name=value, e.g. d=512")
         if name not in FIELDS[kind]:
@@ -94,8 +96,13 @@ def read_fields(kind: str, given: Iterable[str]) -> dict[str, Any]:
     return found
 
 
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is no kind of model; there are {', '.join(KINDS)}, or a config.json")
+
+
 def _value(name: str, value: str) -> Any:
-    if name in _WHOLE:
+    if name in WHOLE:
         return parse_whole(name, value)
     if name in _FLAGS:
         if value.lower() not in ("yes", "no", "true", "false"):
@@ -107,6 +114,7 @@ def _value(name: str, value: str) -> Any:
             raise ValueError(f"{name} is {value!r}; it is one number, or two as in 224x160")
         numbers = [parse_whole(name, side) for side in sides]
         return (numbers[0], numbers[-1])
+    value = ALIASES.get(value, value)
     if value not in _NAMES[name]:
         raise ValueError(f"{name} is {value!r}; known are {', '.join(_NAMES[name])}")
     return value
@@ -114,6 +122,7 @@ def _value(name: str, value: str) -> Any:
 
 def build(kind: str, fields: Mapping[str, Any]) -> Model:
     """The model that these fields describe."""
+    _check_kind(kind)
     missing = [name for name in NEEDED[kind] if name not in fields]
     if missing:
         example = {"image": "224", "patch": "16", "d": "512", "heads": "8", "layers": "6"}
@@ -123,33 +132,20 @@ def build(kind: str, fields: Mapping[str, Any]) -> Model:
     if "reach" in given and position not in REACHING:
         raise ValueError(f"reach is for position={', '.join(REACHING)}; here it is {position}")
     if kind == "attention":
-        return _attention(given)
+        if "bias" in given:
+            given["out_bias"] = given.pop("bias")
+        return as_model(spec.attention(given.pop("d"), given.pop("heads"), **given))
     if kind == "block":
-        return _block(given)
+        made = as_model(spec.block(given.pop("d"), given.pop("heads"), given.pop("hidden", None), **given))
+        return replace(made, stacks=(replace(made.stacks[0], order=given.get("order", "pre")),))
     if kind == "vit":
         classes = given.pop("classes", 1000)
         image, patch, *sizes = (given.pop(name) for name in NEEDED["vit"])
+        image, patch = ((x, x) if isinstance(x, int) else x for x in (image, patch))
         return spec.vision_transformer(image, patch, classes, *sizes, **given)
     make = {"encoder": spec.encoder, "decoder": spec.decoder, "encoder-decoder": spec.encoder_decoder}[kind]
     sizes = [given.pop(name) for name in ("d", "heads", "layers")]
     return make(*sizes, **given)
-
-
-def _attention(given: dict[str, Any]) -> Model:
-    d, heads = given.pop("d"), given.pop("heads")
-    if "bias" in given:
-        given["out_bias"] = given.pop("bias")
-    part = spec.attention(d, heads, **given)
-    keys = "n" if part.d_context is None else "m"
-    stack = Stack("attention", (), (Placed("attention", part, keys=keys),), (), "post")  # type: ignore[arg-type]
-    return Model("Multi-head attention", "attention", d, (stack,))
-
-
-def _block(given: dict[str, Any]) -> Model:
-    d, heads = given.pop("d"), given.pop("heads")
-    order = given.get("order", "pre")
-    stack = Stack("block", (), spec.block(d, heads, given.pop("hidden", None), **given), (), order)
-    return Model("Transformer block", "block", d, (stack,))
 
 
 def in_letters(kind: str, fields: Mapping[str, Any]) -> Model:

@@ -11,7 +11,7 @@ from regard.budget.model import Lengths, Model, Placed
 from regard.budget.parts import GROUPS, Group, Patches, Product, total
 from regard.budget.symbols import Number
 
-__all__ = ["backward", "by_group", "crosses", "crossover", "decode", "forward", "needed", "recomputation"]
+__all__ = ["backward", "by_group", "crossover", "decode", "forward", "needed", "recomputation"]
 
 
 def forward(model: Model, lengths: Lengths) -> Number:
@@ -57,40 +57,22 @@ def by_group(model: Model, lengths: Lengths, *, exploited: bool = False) -> dict
     return {group: flops for group, flops in found.items() if flops != 0}
 
 
-def crossover(model: Model) -> Expr | None:
+def crossover(model: Model, *, exploited: bool = False) -> Expr | None:
     """n* at which attention (scores and values) costs as many FLOPs as everything that is linear in n; None: never.
+
+    ``exploited``: on the pairs alone that causal masks leave; there is no formula for windows then.
 
     Source and target are equally long. For a block of width D it is ``2·D + D_ff``: 6·D with the usual D_ff = 4·D.
     """
     n = Symbol("n", positive=True)  # not whole: where the two meet need not be a whole number of tokens
-    groups = by_group(model, Lengths(1, n, n))
+    if exploited and any(part.window is not None for _, part in model.attentions):
+        return None
+    groups = by_group(model, Lengths(1, n, n), exploited=exploited)
     quadratic = groups.pop("attention", 0)
     linear = total(groups.values())
     # a·n² = b·n + c, where c is what a single token costs (a classifier).
     found = [root for root in sympy.solve(sympy.Eq(quadratic, linear), n) if root != 0 and not root.is_negative]
     return sympy.simplify(found[-1]) if found else None
-
-
-def crosses(model: Model, slower: float = 1.0) -> float | None:
-    """``crossover`` in numbers, for attention that skips what masks hide and whose FLOPs take ``slower`` times as long.
-
-    None: never, which a window can cause, for then attention too is linear in n in the end.
-    """
-
-    def ahead(n: int) -> float:
-        groups = by_group(model, Lengths(1, n, n), exploited=True)
-        own = float(groups.pop("attention", 0)) * slower
-        return own - sum(float(x) for x in groups.values())
-
-    low, high = 0, 1
-    while ahead(high) < 0:
-        low, high = high, 2 * high
-        if high > 2**48:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if ahead(middle) < 0 else (low, middle)
-    return float(high)
 
 
 def _all(model: Model, lengths: Lengths) -> Iterator[tuple[Placed, Number, Product]]:

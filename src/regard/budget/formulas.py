@@ -5,16 +5,18 @@ from __future__ import annotations
 import sympy
 
 from regard.budget import flops
+from regard.budget.attending import Attention
 from regard.budget.memory import kept
-from regard.budget.model import Lengths, Model
+from regard.budget.model import Lengths, Model, Placed, as_model
 from regard.budget.parts import total
 from regard.budget.symbols import LETTERS, Number
 
 __all__ = ["formulas"]
 
 
-def formulas(model: Model) -> dict[str, Number]:
+def formulas(model: Model | Attention | tuple[Placed, ...]) -> dict[str, Number]:
     """Name → formula, in the letters that the model has, of a batch of B sequences of n tokens."""
+    model = as_model(model)
     letters = {str(letter): letter for letter in LETTERS}
     b, n, m, t = (letters[name] for name in ("B", "n", "m", "t"))
     two = any(placed.keys == "m" or placed.rows == "m" for placed in model)
@@ -36,8 +38,10 @@ def formulas(model: Model) -> dict[str, Number]:
         placed.times * part.matrices(placed.call(lengths)) for placed, part in model.attentions
     )
     if model.attentions and model.tokens is None:
-        cross = flops.crossover(model)
-        found |= {} if cross is None else {"n* (attention = the rest)": cross}
+        for name, exploited in (("n* (attention = the rest)", False), ("  masks exploited*", True)):
+            cross = flops.crossover(model, exploited=exploited)
+            if cross is not None and cross != found.get("n* (attention = the rest)"):
+                found[name] = cross
     return {name: _short(x) for name, x in found.items()}
 
 

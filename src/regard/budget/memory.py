@@ -11,7 +11,7 @@ from regard.budget.model import Lengths, Model, Placed, Stack
 from regard.budget.parts import Embedding, Linear, Norm, largest, total
 from regard.budget.symbols import Number
 
-__all__ = ["BYTES", "OPTIMIZERS", "Memory", "bytes_of", "kept", "kept_by", "memory", "peak"]
+__all__ = ["BYTES", "OPTIMIZERS", "Memory", "bytes_of", "dtype_name", "kept", "kept_by", "memory", "peak"]
 
 # Bytes a number. Quantised weights come with one float16 scale for each group of GROUP of them.
 GROUP = 128
@@ -26,7 +26,8 @@ BYTES: dict[str, int | sympy.Rational] = {
 COMPUTES = ("float64", "float32", "bfloat16", "float16")
 # Numbers a parameter that an optimizer keeps, in the weights' dtype; adam32 keeps moments and a copy of the weights in
 # float32, as training in half precision does.
-OPTIMIZERS = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "adam32": 3}
+OPTIMIZERS = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "adam32": 3}
+ALIASES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Memory:
 
     In training that is activations, gradients and what the worst moment needs beside; in inference what the worst layer
     needs. ``matrices``: the attention weights of all layers and heads, which plain attention stores in training.
-    ``cache``: keys and values of all layers.
+    ``cache``: keys and values of all layers, of a model that writes. ``total``: weights, optimizer state and the peak,
+    in which gradients are; for inference the cache too.
     """
 
     weights: Number
@@ -47,11 +49,13 @@ class Memory:
     cache: Number
     peak: Number
     recomputed_peak: Number | None
+    total: Number
 
-    @property
-    def total(self) -> Number:
-        """Weights, optimizer state, and the peak of a step, in which gradients are."""
-        return self.weights + self.optimizer + self.peak
+
+def dtype_name(given: object) -> str:
+    """``"bf16"``, ``"bfloat16"`` and ``torch.bfloat16`` as ``"bfloat16"``; what nobody knows as it is."""
+    name = str(given).removeprefix("torch.")
+    return ALIASES.get(name, name)
 
 
 def bytes_of(dtype: str) -> int | sympy.Rational:
@@ -79,25 +83,33 @@ def memory(
     if training and weights not in (None, dtype):
         raise ValueError(f"weights in {weights} cannot be trained; leave training out, or weights")
     state = 4 if optimizer == "adam32" else size
-    held = kept(model, lengths, size)
-    before = 0 if lengths.cached is None else lengths.cached
+    stored = parameters * bytes_of(dtype if weights is None else weights)
+    step = peak(model, lengths, size, training=training)
+    moments = OPTIMIZERS[optimizer] * parameters * state if training else 0
+    cached = size * _cached(model, lengths) if model.writes else 0
+    widths = {True: size, False: largest(size, 4)}  # plain attention computes in float32 at least
     return Memory(
-        weights=parameters * bytes_of(weights or dtype),
+        weights=stored,
         gradients=parameters * size if training else 0,
-        optimizer=OPTIMIZERS[optimizer] * parameters * state if training else 0,
-        activations=held,
+        optimizer=moments,
+        activations=kept(model, lengths, size),
         recomputed=kept(model, lengths, size, recompute=True),
-        matrices=size * total(p.times * part.matrices(p.call(lengths)) for p, part in model.attentions),
-        cache=size
-        * total(
-            p.times * part.cached(lengths.batch, (before + lengths.n) if p.keys == "n" else p.call(lengths).keys)
-            for p, part in model.attentions
-            if p.rows == "n"
-        )
-        if model.writes
-        else 0,
-        peak=peak(model, lengths, size, training=training),
+        matrices=total(widths[part.tiled] * p.times * part.matrices(p.call(lengths)) for p, part in model.attentions),
+        cache=cached,
+        peak=step,
         recomputed_peak=peak(model, lengths, size, training=True, recompute=True) if training else None,
+        total=stored + moments + step + (0 if training else cached),
+    )
+
+
+def _cached(model: Model, lengths: Lengths) -> Number:
+    """Values of the keys and values of all layers after the call."""
+    before = 0 if lengths.cached is None else lengths.cached
+    return total(
+        placed.times
+        * part.cached(lengths.batch, before + lengths.n if placed.keys == "n" else placed.call(lengths).keys)
+        for placed, part in model.attentions
+        if placed.rows == "n"
     )
 
 
@@ -148,11 +160,12 @@ def _training(model: Model, lengths: Lengths, size: Number, recompute: bool) -> 
     What is kept falls from block to block and gradients grow, so that one of the two ends is the worst.
     """
     before = [_allocated_in(stack, model, lengths, size, recompute) for stack in model.stacks]
-    done: Number = 0  # bytes of gradients that are there already
+    done: Number = 0  # bytes of logits and gradients that are there already
     held = total(before)
     if model.vocab is not None:
-        # Logits, which the caller holds, their log-softmax, and the gradients of both.
-        yield held + 4 * size * model.stacks[-1].after[-1].call(lengths).tokens * model.vocab
+        # Logits, which the caller holds to the end, their log-softmax, and the gradients of both.
+        done = size * model.stacks[-1].after[-1].call(lengths).tokens * model.vocab
+        yield held + 4 * done
     for stack, own in zip(reversed(model.stacks), reversed(before), strict=True):
         held = held - own
         stream = _stream(stack, model, lengths, size)
@@ -209,18 +222,23 @@ def _groups(stack: Stack) -> Iterator[tuple[Placed, ...]]:
 def _kept_in(stack: Stack, model: Model, lengths: Lengths, size: Number, recompute: bool) -> Number:
     stream = _stream(stack, model, lengths, size)
     found = total(kept_by(placed, lengths, size) for placed in (*stack.before, *stack.after))
-    # What an encoder gives is kept once for all cross-attentions. Whoever reads the first token alone keeps all.
-    if stack is not model.stacks[-1] or any(placed.rows == "one" for placed in stack.after):
-        found = found + stream
+    found = found + total(placed.part.kept_once(placed.call(lengths), size) for placed in stack.blocks)
     if recompute:
         return found + stack.layers * stream
     return found + total(placed.times * kept_by(placed, lengths, size) for placed in stack.blocks)
 
 
 def _allocated_in(stack: Stack, model: Model, lengths: Lengths, size: Number, recompute: bool) -> Number:
-    """What is kept, less the model's own input, which was there before: norms do not keep it, attention does."""
-    given = not stack.before and (stack.order == "post" or recompute)
-    return _kept_in(stack, model, lengths, size, recompute) - (_stream(stack, model, lengths, size) if given else 0)
+    """What is kept, less what was there before: the model's own input and context.
+
+    Norms do not keep an input, attention does.
+    """
+    found = _kept_in(stack, model, lengths, size, recompute)
+    if not stack.before and (stack.order == "post" or recompute):
+        found = found - _stream(stack, model, lengths, size)
+    if len(model.stacks) == 1:
+        found = found - total(placed.part.kept_once(placed.call(lengths), size) for placed in stack.blocks)
+    return found
 
 
 def _stream(stack: Stack, model: Model, lengths: Lengths, size: Number) -> Number:

@@ -10,7 +10,7 @@ from regard.budget.attending import Attention
 from regard.budget.parts import Call, Part, total
 from regard.budget.symbols import Number
 
-__all__ = ["Axis", "Lengths", "Model", "Placed", "Stack"]
+__all__ = ["Axis", "Lengths", "Model", "Placed", "Stack", "as_model"]
 
 Axis = Literal["n", "m", "one"]
 
@@ -119,3 +119,16 @@ class Model:
             return replace(placed, part=replace(part, tiled=False)) if isinstance(part, Attention) else placed
 
         return replace(self, stacks=tuple(replace(s, blocks=tuple(map(changed, s.blocks))) for s in self.stacks))
+
+
+def as_model(given: Model | Attention | tuple[Placed, ...]) -> Model:
+    """One attention layer, or the parts of a block, as a model of its own."""
+    if isinstance(given, Attention):
+        placed = Placed("attention", given, keys="n" if given.d_context is None else "m")
+        return Model("Multi-head attention", "attention", given.d_in, (Stack("attention", (), (placed,), (), "post"),))
+    if isinstance(given, tuple) and given and all(isinstance(placed, Placed) for placed in given):
+        d = next(placed.part.d_in for placed in given if isinstance(placed.part, Attention))
+        return Model("Transformer block", "block", d, (Stack("block", (), given, ()),))
+    if isinstance(given, Model):
+        return given
+    raise TypeError(f"a model is needed, e.g. budget.decoder(512, heads=8, layers=6), got {type(given).__name__}")

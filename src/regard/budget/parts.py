@@ -107,6 +107,10 @@ class Part:
         """What a forward pass keeps for the backward pass, the part's input among it."""
         return {}
 
+    def kept_once(self, call: Call, size: Number) -> Number:
+        """What is kept besides, once for all layers that have this part: a context."""
+        return 0
+
     def work(self, call: Call, size: Number) -> Number:
         """The most that a forward pass without gradients holds at once, input not counted, output counted."""
         return 0
@@ -120,7 +124,7 @@ class Part:
         return 0
 
     def activated(self, call: Call) -> Number:
-        """Values that go through an activation function (or a softmax that is a pass of its own)."""
+        """Values that go through an activation function."""
         return 0
 
     calls = 1  # operations of a forward pass that are no products
@@ -149,7 +153,8 @@ class Linear(Part):
         return (Product("linear", self.group, call.tokens, self.d_in, self.d_out),)
 
     def kept(self, call: Call, size: Number) -> dict[str, Number]:
-        return {"input": size * call.tokens * self.d_in}
+        # Whoever reads the first row alone keeps all rows: it is a view of them.
+        return {"input": size * call.batch * call.keys * self.d_in}
 
     def work(self, call: Call, size: Number) -> Number:
         return size * call.tokens * self.d_out
@@ -160,15 +165,11 @@ class Linear(Part):
 
 @dataclass(frozen=True)
 class Norm(Part):
-    """LayerNorm ``γ ⊙ (x − μ)/√(σ² + ε) + β`` (γ and β [d]) or RMSNorm ``γ ⊙ x/√(mean(x²) + ε)``, over ``each`` rows.
-
-    ``each``: vectors normed for a token: 1, or the heads of a norm on queries.
-    """
+    """LayerNorm ``γ ⊙ (x − μ)/√(σ² + ε) + β`` (γ and β [d]) or RMSNorm ``γ ⊙ x/√(mean(x²) + ε)``"""
 
     d: Number
     kind: Literal["layer", "rms"] = "layer"
     bias: bool = True
-    each: Number = 1
 
     def weights(self) -> tuple[Weight, ...]:
         shift = (Weight("bias", (self.d,)),) if self.bias and self.kind == "layer" else ()
@@ -176,21 +177,21 @@ class Norm(Part):
 
     def _bytes(self, call: Call, size: Number) -> Number:
         """Of all vectors, computed in float32 at least."""
-        return largest(size, 4) * call.tokens * self.each * self.d
+        return largest(size, 4) * call.tokens * self.d
 
     def kept(self, call: Call, size: Number) -> dict[str, Number]:
         # The centred vector and the normed one before γ; the input itself is not needed once it is centred.
         vectors = self._bytes(call, size)
-        return {"centred": vectors, "normed": vectors, "deviations": largest(size, 4) * call.tokens * self.each}
+        return {"centred": vectors, "normed": vectors, "deviations": largest(size, 4) * call.tokens}
 
     def work(self, call: Call, size: Number) -> Number:
-        return size * call.tokens * self.each * self.d
+        return size * call.tokens * self.d
 
     def back(self, call: Call, size: Number) -> Number:
         return 6 * self._bytes(call, size)
 
     def moved(self, call: Call) -> Number:
-        return 2 * call.tokens * self.each * self.d
+        return 2 * call.tokens * self.d
 
 
 @dataclass(frozen=True)
@@ -246,6 +247,9 @@ class Dropout(Part):
 
     def back(self, call: Call, size: Number) -> Number:
         return 2 * size * call.tokens * self.d
+
+    def moved(self, call: Call) -> Number:
+        return 3 * call.tokens * self.d
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import sympy
+
 from regard.budget import flops
-from regard.budget.machine import Machine
-from regard.budget.memory import Memory, bytes_of, kept_by, memory
-from regard.budget.model import Lengths, Model, Placed
-from regard.budget.roofline import Spent, spent
+from regard.budget.attending import Attention
+from regard.budget.machine import Machine, named
+from regard.budget.memory import Memory, bytes_of, dtype_name, kept_by, memory
+from regard.budget.model import Lengths, Model, Placed, as_model
+from regard.budget.parts import Dropout
+from regard.budget.roofline import Spent, read, spent, update
 from regard.budget.symbols import whole
+from regard.budget.this_machine import this
 from regard.shapes import integer
 
 __all__ = ["Decoding", "Plan", "Row", "plan"]
@@ -34,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Decoding:
-    """One more token for each sequence: FLOPs, bytes that are read, seconds, and how many sequences fit.
+    """One more token for each sequence of the batch: FLOPs, bytes of weights, keys and values that are read, seconds.
 
     ``most``: the largest batch whose weights and caches fit the machine's memory, 0 where not even one does.
     """
@@ -101,7 +105,7 @@ class Plan:
             training=self.training,
         )
         # Scales of quantised weights make fractions of a byte.
-        sizes = {name: None if x is None else math.ceil(x) for name, x in vars(found).items()}
+        sizes = {name: None if x is None else whole(sympy.ceiling(x)) for name, x in vars(found).items()}
         return Memory(**sizes)
 
     @cached_property
@@ -109,11 +113,12 @@ class Plan:
         """Seconds by part, where a machine is given: forward, with ``training`` backward too."""
         if self.machine is None:
             return []
-        return spent(self.model, self.lengths, self.machine, self.dtype, self.weights, training=self.training)
+        found = spent(self.model, self.lengths, self.machine, self.dtype, self.weights, training=self.training)
+        return [*found, update(self.parameters, self.optimizer, self.dtype, self.machine)] if self.training else found
 
     @property
     def seconds(self) -> float | None:
-        """Of a pass (a training step without its optimizer), where a machine is given."""
+        """Of a pass, or of a training step with its update, where a machine is given."""
         return sum(one.seconds for one in self.spent) if self.machine is not None else None
 
     @property
@@ -123,29 +128,37 @@ class Plan:
         for stack in self.model.stacks:
             prefix = f"{stack.name}: " if len(self.model.stacks) > 1 else ""
             for placed in stack:
+                if isinstance(placed.part, Dropout) and not self.training:
+                    continue
                 row = self._row(placed, prefix)
                 merged[row.name] = _sum(merged[row.name], row) if row.name in merged else row
-        return tuple(merged.values())
+        rows = tuple(merged.values())
+        if not self.training or self.machine is None:
+            return rows
+        return (*rows, Row("update", 1, 0, 0, 0, sum(one.seconds for one in self.spent if one.placed is None)))
 
     def _row(self, placed: Placed, prefix: str) -> Row:
         call, times = placed.call(self.lengths), whole(placed.times)
         products = sum(whole(product.flops) for product in placed.part.products(call))
+        size = bytes_of(self.dtype)
         took = sum(one.seconds for one in self.spent if one.placed is placed)
         return Row(
             prefix + placed.name,
             times,
             whole(placed.parameters),
             times * products,
-            math.ceil(times * kept_by(placed, self.lengths, bytes_of(self.dtype))),
+            whole(sympy.ceiling(times * kept_by(placed, self.lengths, size) + placed.part.kept_once(call, size))),
             None if self.machine is None else took,
         )
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """The share of each group: of the seconds where a machine is given, else of the FLOPs that are needed."""
+        """The share of each group: of a pass's seconds where a machine is given, else of the FLOPs that are needed."""
         found: dict[str, float] = {}
         if self.machine is not None:
             for one in self.spent:
+                if one.placed is None:
+                    continue
                 found[one.group] = found.get(one.group, 0.0) + one.seconds
         else:
             groups = flops.by_group(self.model, self.lengths, exploited=True)
@@ -154,13 +167,26 @@ class Plan:
         return {group: x / total for group, x in found.items()} if total else {}
 
     @cached_property
-    def crossover(self) -> float | None:
-        """n* at which attention costs as much as all that is linear in n; None where it never does.
+    def crossover(self) -> int | None:
+        """The least n at which attention costs half of all, in FLOPs that are needed or in seconds; None: never.
 
-        What masks hide is skipped. On a machine a FLOP of attention may take longer than one of a large product.
+        Never happens with windows, for then attention too is linear in n in the end. A source that was given stays.
         """
-        at, dtype = self.machine, self.dtype
-        return flops.crosses(self.model, 1.0 if at is None else at.rate(dtype) / at.attention_rate(dtype))
+        if not self.model.attentions or self.model.tokens is not None:
+            return None
+
+        def ahead(n: int) -> bool:
+            return replace(self, lengths=replace(self.lengths, n=n)).shares.get("attention", 0.0) >= 0.5
+
+        low, high = 0, 1
+        while not ahead(high):
+            low, high = high, 2 * high
+            if high > 2**40:
+                return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if ahead(middle) else (middle, high)
+        return high
 
     @property
     def bottleneck(self) -> str:
@@ -189,7 +215,8 @@ class Plan:
             inside = [one for one in self.spent if one.group in groups]
             seconds = sum(one.seconds for one in inside)
             if worst != "attention" and sum(one.arithmetic for one in inside) < 0.5 * seconds:
-                return "memory sets the time, too few rows share what is read"
+                ridge = self.machine.ridge(self.dtype)
+                return f"memory sets the time, too few rows share what is read ({ridge:.0f} FLOPs a byte would pay)"
         return {
             "attention": "n is large for this width",
             "projections": "d is large for this length",
@@ -197,10 +224,30 @@ class Plan:
         }[worst]
 
     def _when(self, worst: str) -> str:
-        if self.crossover is None or self.model.tokens is not None:
+        if self.crossover is None:
             return ""
-        at = f"n* = {math.ceil(self.crossover):,}"
-        return f"; it overtook the rest at {at}" if worst == "attention" else f"; attention overtakes at {at}"
+        at = f"n* = {self.crossover:,}"
+        if self.crossover <= whole(self.lengths.n):
+            return f"; it overtook the rest at {at}" if worst == "attention" else ""
+        return f"; it overtakes all the rest at {at}" if worst == "attention" else f"; attention overtakes at {at}"
+
+    @cached_property
+    def most(self) -> int | None:
+        """The largest batch of such steps that the machine's memory holds, 0 where not even one does."""
+        if self.machine is None:
+            return None
+        there = self.machine.memory
+
+        def fits(batch: int) -> bool:
+            return replace(self, lengths=replace(self.lengths, batch=batch)).memory.total <= there
+
+        low, high = 0, 1
+        while fits(high) and high < 2**40:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
 
     @cached_property
     def decoding(self) -> Decoding | None:
@@ -208,13 +255,13 @@ class Plan:
         model, batch, n, m = self.model, self.lengths.batch, self.lengths.n, self.lengths.m
         if not model.writes or model.vocab is None:
             return None
-        return self._decoding(model, whole(batch), whole(n), m)
+        return self._decoding(model, whole(batch), whole(n), n if m is None else m)
 
     def _decoding(self, model: Model, batch: int, n: int, m: Any) -> Decoding:
         step = replace(self, lengths=Lengths(batch, 1, m, n), training=False)
         size = self.memory
         one = -(-size.cache // batch)
-        read = whole(size.weights) + whole(size.cache)
+        sizes = [float(bytes_of(name)) for name in (self.dtype, self.dtype if self.weights is None else self.weights)]
         seconds = step.seconds
         most = most_per_second = None
         if self.machine is not None:
@@ -224,7 +271,7 @@ class Plan:
                 most_per_second = most / full if full else None
         return Decoding(
             flops=whole(flops.decode(model, batch, n, m)),
-            read=read,
+            read=int(read(model, step.lengths, *sizes)),
             cache=whole(size.cache),
             seconds=seconds,
             tokens_per_second=batch / seconds if seconds else None,
@@ -243,7 +290,7 @@ class Plan:
             "tokens": self.lengths.n,
             "source": self.lengths.m,
             "dtype": self.dtype,
-            "weights": self.weights or self.dtype,
+            "weights": self.dtype if self.weights is None else self.weights,
             "training": self.training,
             "parameters": self.parameters,
             "flops": {
@@ -252,12 +299,13 @@ class Plan:
                 "backward": self.backward,
                 "recomputation": self.recomputation,
             },
-            "bytes": vars(self.memory) | {"total": self.memory.total},
+            "bytes": vars(self.memory),
             "parts": [vars(row) for row in self.rows],
             "shares": self.shares,
             "crossover": self.crossover,
             "bottleneck": self.bottleneck,
             "seconds": self.seconds,
+            "most": self.most,
             "machine": machine,
             "decoding": None if decoding is None else vars(decoding),
         }
@@ -269,23 +317,32 @@ class Plan:
 
 
 def plan(
-    model: Model,
+    model: Model | Attention | tuple[Placed, ...],
     tokens: int | None = None,
     *,
     source: int | None = None,
     batch: int = 1,
-    dtype: str = "float32",
-    weights: str | None = None,
+    dtype: object = "float32",
+    weights: object = None,
     training: bool = False,
     optimizer: str = "adam",
-    machine: Machine | None = None,
+    machine: Machine | str | None = None,
 ) -> Plan:
     """The plan of a model on ``batch`` sequences of ``tokens`` tokens (an image model has its own number).
+
+    ``model`` may be one attention or the parts of a block; ``machine`` a name, or "this"; dtypes names or torch's.
 
     >>> from regard.budget import spec
     >>> plan(spec.encoder(512, 8, 1), tokens=512).forward
     3758096384
     """
+    model = as_model(model)
+    if isinstance(model.parameters, sympy.Expr) and model.parameters.free_symbols:
+        names = ", ".join(sorted(map(str, model.parameters.free_symbols)))
+        raise ValueError(f"this model has letters for sizes ({names}); plans have numbers, formulas(model) has letters")
+    if isinstance(machine, str):
+        machine = this() if machine == "this" else named(machine)
+    dtype, weights = dtype_name(dtype), None if weights is None else dtype_name(weights)
     if model.tokens is not None:
         if tokens not in (None, model.tokens):
             raise ValueError(f"tokens={tokens}, but this image model always has {model.tokens}; leave it out")

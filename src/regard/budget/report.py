@@ -42,23 +42,25 @@ def _parts(plan: Plan) -> Group:
     rows = []
     for row in plan.rows:
         share = f"{row.flops / plan.forward:.0%}" if row.flops else "–"
-        cells = [row.name, f"{row.times:,}", shown(row.parameters), count_said(row.flops) if row.flops else "–", share]
-        cells += [bytes_said(row.kept) if row.kept else "–"] * plan.training
+        cells = [row.name, f"{row.times:,}", shown(row.parameters), count_said(row.flops) if row.flops else "–"]
+        cells += [bytes_said(row.kept) if row.kept else "–"] if plan.training else [share]
         rows.append([*cells, *[seconds_said(row.seconds or 0.0)] * timed])
-    last = ["total", "", shown(plan.parameters), count_said(plan.forward), ""]
-    last += [bytes_said(plan.memory.activations)] * plan.training
-    last += [seconds_said(plan.seconds or 0.0)] * timed
-    columns = ["part", "layers", "parameters", "FLOPs", "share", *["kept"] * plan.training, *["time"] * timed]
-    return table_of(title, columns, rows, last=last)
+    last = ["total", "", shown(plan.parameters), count_said(plan.forward)]
+    last += [bytes_said(plan.memory.activations) if plan.training else "", *[seconds_said(plan.seconds or 0.0)] * timed]
+    # In a training step FLOPs are those of its forward pass, time is all of it.
+    columns = ["part", "layers", "parameters", *(["forward", "kept"] if plan.training else ["FLOPs", "share"])]
+    return table_of(title, [*columns, *["time"] * timed], rows, last=last)
 
 
 def _summary(plan: Plan) -> dict[str, str]:
     """Name → what is said under it."""
-    saved = f"; {count_said(plan.needed)} on the pairs that masks leave" if plan.needed != plan.forward else ""
+    saved = f"; {count_said(plan.needed)} where masked pairs are skipped" if plan.needed != plan.forward else ""
     said = _theory(plan) | {"forward": f"{count_said(plan.forward)}FLOP{saved}"}
-    again = f"; {count_said(plan.recomputation)} more where blocks are computed again" if _stacks(plan) else ""
+    again = (
+        f"; {count_said(plan.recomputation)} more with checkpointing (blocks computed again)" if _stacks(plan) else ""
+    )
     said["backward"] = f"{count_said(plan.backward)}FLOP{again}"
-    said |= _memory(plan) | _decoding(plan)
+    said |= _memory(plan) | ({} if plan.training else _decoding(plan))
     if plan.machine is not None and plan.seconds:
         source = f"measured {plan.machine.measured[:10]}" if plan.machine.measured else "published peak: a bound"
         rate = whole(plan.lengths.batch) * whole(plan.lengths.n) / plan.seconds
@@ -72,17 +74,24 @@ def _memory(plan: Plan) -> dict[str, str]:
     said = {"weights": bytes_said(size.weights)}
     if plan.training:
         said["training"] = f"gradients {bytes_said(size.gradients)}, {plan.optimizer} {bytes_said(size.optimizer)}"
-    less = f", {bytes_said(size.recomputed)} where blocks are computed again" if _stacks(plan) else ""
-    said["activations"] = f"{bytes_said(size.activations)} kept for a backward pass{less}"
+        less = f", {bytes_said(size.recomputed)} with checkpointing" if _stacks(plan) else ""
+        said["activations"] = f"{bytes_said(size.activations)} kept for the backward pass{less}"
     if size.matrices:
-        how = "never stored (tiled)" if all(part.tiled for _, part in plan.model.attentions) else "stored"
+        how = "stored" if plan.training else "stored, a layer at a time"
+        how = "never stored (tiled)" if all(part.tiled for _, part in plan.model.attentions) else how
         said["n × n"] = f"{bytes_said(size.matrices)} of attention weights, {how}"
-    also = "" if size.recomputed_peak is None else f", {bytes_said(size.recomputed_peak)} computing blocks again"
-    said["peak"] = f"{bytes_said(size.peak)} above what was there before{also}"
+    also = "" if size.recomputed_peak is None else f", {bytes_said(size.recomputed_peak)} with checkpointing"
+    beside = "weights and optimizer state" if plan.training else "weights"
+    said["peak"] = f"{bytes_said(size.peak)} above {beside}{also}"
+    if size.cache and not plan.training:
+        said["cache"] = (
+            f"{bytes_said(size.cache)} of keys and values for {plan.lengths.batch:,} × {plan.lengths.n:,} tokens"
+        )
     said["in all"] = bytes_said(size.total)
     if plan.machine is not None:
         verb = "fits" if size.total <= plan.machine.memory else "does not fit"
-        said["in all"] += f", {verb} the {bytes_said(plan.machine.memory)} of {plan.machine.name}"
+        most = f"; {plan.most:,} {'sequence fits' if plan.most == 1 else 'sequences fit'}" if plan.most else ""
+        said["in all"] += f", {verb} the {bytes_said(plan.machine.memory)} of {plan.machine.name}{most}"
     return said
 
 
@@ -112,13 +121,16 @@ def _decoding(plan: Plan) -> dict[str, str]:
     step, n = plan.decoding, plan.lengths.n
     if step is None:
         return {}
-    said = {"cache": f"{bytes_said(step.cache)} of keys and values for {plan.lengths.batch:,} × {n:,} tokens"}
-    said["decode"] = f"{count_said(step.flops)}FLOP and {bytes_said(step.read)} read for a token after {n:,}"
+    whose = "a token" if plan.lengths.batch == 1 else f"{plan.lengths.batch:,} tokens, one each,"
+    said = {"decode": f"{count_said(step.flops)}FLOP and {bytes_said(step.read)} read for {whose} after {n:,}"}
     if step.tokens_per_second is not None:
         said["decode"] += f"; {count_said(step.tokens_per_second)} tokens/s"
     if step.most is not None:
         speed = "" if step.most_per_second is None else f", {count_said(step.most_per_second)} tokens/s together"
-        said["batch"] = f"{step.most:,} such sequences fit{speed}" if step.most else "not one such sequence fits"
+        many = "1 such cache fits" if step.most == 1 else f"{step.most:,} such caches fit"
+        said["serving"] = (
+            f"{many} beside the weights{speed}" if step.most else "not one such cache fits beside the weights"
+        )
     return said
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from regard.budget.plan import Plan
+from regard.budget.fields import build
+from regard.budget.plan import Plan, plan
 from regard.budget.symbols import whole
-from regard.budget.units import bytes_said, count_said, seconds_said
+from regard.budget.units import bytes_said, count_said, parse, seconds_said
 
 __all__ = ["LIMITS", "Fit", "fit"]
 
@@ -16,8 +18,8 @@ __all__ = ["LIMITS", "Fit", "fit"]
 LIMITS = {"params": "count", "memory": "size", "flops": "count", "time": "time"}
 WIDTHS = (*range(64, 1024, 64), *range(1024, 4096, 128), *range(4096, 16385, 512))
 DEEPEST = 160
-# Width over depth of models that people train: 768/12 = 64 (BERT, GPT-2), 4096/32 = 128 (Llama 7B), 576/30 = 19.
-USUAL = (24, 160)
+# Width over depth of models that people train: BERT and GPT-2 768/12 = 64, Llama 7B 4096/32 = 128, SmolLM 576/30 = 19.
+USUAL = (16, 160)
 
 Planned = Callable[[dict[str, Any]], Plan]
 
@@ -31,20 +33,45 @@ class Fit:
     used: Mapping[str, float]
 
     @property
-    def usual(self) -> bool:
-        """Whether its width is to its depth as in models that people train."""
+    def unusual(self) -> float:
+        """How far its width over its depth is from those of models that people train, in octaves; 0: not at all."""
         ratio = self.fields["d"] / self.fields["layers"]
-        return USUAL[0] <= ratio <= USUAL[1]
+        return max(0.0, math.log2(USUAL[0] / ratio), math.log2(ratio / USUAL[1]))
 
 
 def fit(
-    kind: str, fields: Mapping[str, Any], limits: Mapping[str, float], planned: Planned, most: int = 10
+    kind: str,
+    limits: Mapping[str, float | str],
+    tokens: int | None = None,
+    *,
+    fields: Mapping[str, Any] | None = None,
+    plain: bool = False,
+    most: int = 10,
+    **options: Any,
 ) -> list[Fit]:
-    """Models within all ``limits``, the largest for each width; usual shapes first, then by parameters.
+    """Models within all ``limits``, the deepest for each width; usual shapes first, then by parameters.
 
-    ``fields`` are given and stay. Free are d (multiples of 64, above 1,024 of 128, above 4,096 of 512), heads (64 wide;
-    128 from d = 4,096 on) and layers (up to 160, as many as fit). ``planned`` makes a plan of fields.
+    ``limits``: some of params, memory, flops and time, as numbers or as people write them (``"110M"``). ``fields`` stay
+    as they are given. Free are d (multiples of 64, above 1,024 of 128, above 4,096 of 512), heads (64 wide; 128 from
+    d = 4,096 on) and layers (up to 160, as many as fit). ``plain`` attention stores n × n; ``options`` are ``plan``'s.
+
+    >>> best = fit("decoder", {"params": "110M"}, tokens=512, fields={"vocab": 32000})[0]
+    >>> best.fields["d"], best.fields["layers"], best.plan.parameters
+    (832, 10, 109775744)
     """
+    for name in limits:
+        if name not in LIMITS:
+            raise ValueError(f"{name!r} is no limit; limits are {', '.join(LIMITS)}, e.g. params=110M")
+    read = {name: parse(name, x, LIMITS[name]) if isinstance(x, str) else x for name, x in limits.items()}
+
+    def planned(given: dict[str, Any]) -> Plan:
+        model = build(kind, given)
+        return plan(model.plain() if plain else model, tokens, **options)
+
+    return _search(kind, dict(fields or {}), read, planned)[:most]
+
+
+def _search(kind: str, fields: dict[str, Any], limits: Mapping[str, float], planned: Planned) -> list[Fit]:
     if not limits:
         raise ValueError(f"nothing to fit: give some of {', '.join(LIMITS)}, e.g. params=110M,memory=2GiB")
     if kind in ("attention", "block"):
@@ -60,8 +87,8 @@ def fit(
         found.append(Fit(tried | {"layers": deepest}, best, _used(best, limits)))
     if not found:
         raise ValueError(_too_small(smallest, limits))
-    found.sort(key=lambda one: (not one.usual, -one.plan.parameters))
-    return found[:most]
+    found.sort(key=lambda one: (one.unusual, -one.plan.parameters))
+    return found
 
 
 def _shapes(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -74,11 +101,12 @@ def _shapes(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {**fields, "d": d}
             continue
         width = fields.get("d_key", 128 if d >= 4096 else 64)
-        heads = max(1, d // width)
-        kv = fields.get("kv_heads")
-        if (d % heads and "d_key" not in fields) or (kv is not None and heads % kv):
-            continue
-        yield {**fields, "d": d, "heads": heads}
+        kv = fields.get("kv_heads", 1)
+        # As many as are that wide, or fewer where that many do not divide the width.
+        fitting = (h for h in range(max(1, d // width), 0, -1) if h % kv == 0 and ("d_key" in fields or d % h == 0))
+        heads = next(fitting, None)
+        if heads is not None:
+            yield {**fields, "d": d, "heads": heads}
 
 
 def _deepest(tried: dict[str, Any], limits: Mapping[str, float], planned: Planned) -> int:
@@ -116,12 +144,13 @@ def _within(plan: Plan, limits: Mapping[str, float]) -> bool:
 
 def _too_small(smallest: Plan | None, limits: Mapping[str, float]) -> str:
     if smallest is None:
-        return "no width fits the heads that were given; leave d or heads free"
+        return "no number of heads divides the width as it is given; give d, heads and kv_heads that divide one another"
     used = _used(smallest, limits)
     name = max(used, key=lambda one: used[one])
     needs = _costs(smallest)[name]()
     said = {"params": count_said, "memory": bytes_said, "flops": count_said, "time": seconds_said}[name]
+    smaller = ", or a smaller vocab" if smallest.model.kind != "vit" else ""
     return (
         f"{name} is below the smallest {smallest.model.kind} (d={whole(smallest.model.d)}, "
-        f"layers={whole(smallest.model.layers)}), which needs {said(needs)}; give more, or a smaller vocab"
+        f"layers={whole(smallest.model.layers)}), which needs {said(needs)}; give more{smaller}"
     )

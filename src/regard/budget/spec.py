@@ -64,7 +64,6 @@ def attention(
     dropout: bool = False,
     position: str = "none",
     reach: Number | None = None,
-    tiled: bool = True,
 ) -> Attention:
     """Multi-head attention with the theory's five dimensions; what is not given is D_in/N_h, and D_in.
 
@@ -72,15 +71,10 @@ def attention(
     1048576
     """
     d_in, heads = size("d_in", d_in), size("heads", heads)
-    if position in ("learned", "sinusoidal"):
-        raise ValueError(f"position={position} is added to the input of a stack; attention alone has no place for it")
-    if window is not None and not causal:
-        raise ValueError(f"window={window} counts keys up to the query's own: give causal=yes too, or no window")
-    share = _shared(d_in, heads) if d_key is None or d_value is None else 0
     kv = size("kv_heads", heads if kv_heads is None else kv_heads)
-    if isinstance(heads, int) and isinstance(kv, int) and heads % kv:
-        raise ValueError(f"kv_heads={kv} does not divide heads={heads}; each key head serves as many query heads")
+    share = _shared(d_in, heads) if d_key is None or d_value is None else 0
     key = share if d_key is None else size("d_key", d_key)
+    _check_attention(heads, kv, key, d_context, causal, window, position)
     return Attention(
         d_in,
         heads,
@@ -96,17 +90,37 @@ def attention(
         sinks=sinks,
         qk_norm=qk_norm,
         rotary=position == "rotary",
-        tiled=tiled,
         dropout=dropout,
+        relative=2 * _reach(reach) + 1 if position == "shaw" else 0,
         positions=on_scores(position, heads, key, reach),
     )
+
+
+def _check_attention(
+    heads: Number, kv: Number, key: Number, context: Number | None, causal: bool, window: Number | None, position: str
+) -> None:
+    """What ``regard.nn`` would refuse too."""
+    if isinstance(heads, int) and isinstance(kv, int) and heads % kv:
+        raise ValueError(f"kv_heads={kv} does not divide heads={heads}; each key head serves as many query heads")
+    if position in ("learned", "sinusoidal"):
+        raise ValueError(f"position={position} is added to the input of a stack; attention alone has no place for it")
+    if window is not None and not causal:
+        raise ValueError(f"window={window} counts keys up to the query's own: give causal=yes too, or no window")
+    if position == "rotary" and context is not None:
+        raise ValueError("position=rotary counts positions of one sequence, and a context is another; leave one out")
+    if position == "rotary" and isinstance(key, int) and key % 2:
+        raise ValueError(f"position=rotary turns pairs of numbers, and d_key={key} is odd; give an even one")
+
+
+def _reach(given: Number | None) -> Number:
+    return 32 if given is None else size("reach", given)
 
 
 def on_scores(position: str, heads: Number, d_key: Number, reach: Number | None) -> tuple[Weight, ...]:
     """The learned tables of a scheme on scores; ``reach``: T5's buckets, or how far offsets are told apart (32)."""
     if position not in POSITIONS:
         raise ValueError(f"position is {position!r}; known are {', '.join(POSITIONS)}")
-    reach = 32 if reach is None else size("reach", reach)
+    reach = _reach(reach)
     shapes: dict[str, tuple[tuple[Number, ...], ...]] = {
         "t5": ((reach, heads),),
         "table": ((heads, 2 * reach + 1),),
@@ -125,10 +139,14 @@ def block(
     causal: bool = False,
     d_context: Number | None = None,
     rows: Axis = "n",
-    rotary: bool = False,
+    position: str = "none",
+    reach: Number | None = None,
     **options: Unpack[Options],
 ) -> tuple[Placed, ...]:
-    """The parts of ``layers`` equal blocks: norm, attention, perhaps norm and cross-attention, norm, feed-forward."""
+    """The parts of ``layers`` equal blocks: norm, attention, perhaps norm and cross-attention, norm, feed-forward.
+
+    ``position`` is what acts inside attention; its learned table, one for all layers, is not among the parts.
+    """
     for name in options:
         if name not in Options.__annotations__:
             raise ValueError(f"unknown option {name!r}; a block takes {', '.join(Options.__annotations__)}")
@@ -139,7 +157,7 @@ def block(
     norm = Norm(d, kind)
 
     def attend(context: Number | None) -> Attention:
-        return attention(
+        made = attention(
             d,
             heads,
             d_key=options.get("d_key"),
@@ -153,8 +171,10 @@ def block(
             sinks=options.get("sinks", False),
             qk_norm=options.get("qk_norm", False),
             dropout=options.get("dropout", False),
-            position="rotary" if rotary and context is None else "none",
+            position=position if context is None else "none",
+            reach=reach,
         )
+        return replace(made, positions=())
 
     feed = FeedForward(d, hidden, options.get("gated", False), bias, options.get("dropout", False))
     parts = [("attention norm", norm, rows, rows), ("attention", attend(None), rows, rows)]
@@ -200,7 +220,8 @@ def _stack(
         causal=causal,
         d_context=d_context,
         rows=rows,
-        rotary=position == "rotary",
+        position="none" if position in ("learned", "sinusoidal") else position,
+        reach=reach,
         **options,
     )
     order = options.get("order", "pre")
@@ -222,7 +243,7 @@ def encoder(
 ) -> Model:
     """A stack in which every token sees every other; with ``vocab`` it embeds tokens, and has no logits."""
     d = size("d", d)
-    words = () if vocab is None else (Placed("tokens", Embedding(size("vocab", vocab), d, scaled=scaled)),)
+    words = _words(vocab, d, scaled)
     stack = _stack("encoder", d, heads, layers, hidden, position, reach, embeddings=words, **options)
     return Model("Encoder", "encoder", d, (stack,), longest=reach if position == "learned" else None)
 
@@ -242,7 +263,7 @@ def decoder(
 ) -> Model:
     """A causal stack; with ``vocab`` it embeds tokens and gives logits, from the embedding itself where ``tied``."""
     d = size("d", d)
-    words = () if vocab is None else (Placed("tokens", Embedding(size("vocab", vocab), d, scaled=scaled)),)
+    words = _words(vocab, d, scaled)
     stack = _stack("decoder", d, heads, layers, hidden, position, reach, embeddings=words, causal=True, **options)
     if vocab is not None:
         stack = replace(stack, after=(*stack.after, Placed("logits", Linear(d, vocab, bias=False, tied=tied))))
@@ -268,8 +289,7 @@ def encoder_decoder(
     Both share one embedding of ``vocab`` words.
     """
     d = size("d", d)
-    own = Embedding(size("vocab", vocab), d, scaled=scaled) if vocab is not None else None
-    words = () if own is None else (Placed("tokens", own, rows="m", keys="m"),)
+    words = _words(vocab, d, scaled, "m")
     reads = _stack("encoder", d, heads, layers, hidden, position, reach, embeddings=words, rows="m", **options)
     number = layers if decoder_layers is None else decoder_layers
     # The target's look-up reads the same table, which has been counted.
@@ -314,10 +334,21 @@ def vision_transformer(
     heads_: tuple[Placed, ...] = ()
     if classes is not None:
         last = Linear(d, size("classes", classes))
-        dense = (Placed("hidden layer", Linear(d, d), rows="one", keys="one"),) if head == "hidden" else ()
-        heads_ = (*dense, Placed("classifier", last, rows="one", keys="one"))
+        if head == "hidden":
+            heads_ = (
+                Placed("hidden layer", Linear(d, d), rows="one"),
+                Placed("classifier", last, rows="one", keys="one"),
+            )
+        else:
+            heads_ = (Placed("classifier", last, rows="one"),)
     stack = replace(stack, before=(*before, *stack.before), after=(*stack.after, *heads_))
     return Model("Vision transformer", "vit", d, (stack,), classes, tokens=n)
+
+
+def _words(vocab: Number | None, d: Number, scaled: bool, rows: Axis = "n") -> tuple[Placed, ...]:
+    if vocab is None:
+        return ()
+    return (Placed("tokens", Embedding(size("vocab", vocab), d, scaled), rows=rows, keys=rows),)
 
 
 def size(name: str, given: Number) -> Number:

@@ -83,8 +83,8 @@ def text(x: Number) -> str:
         if power == sympy.Rational(1, 2):
             return f"√{inner}"
         return inner + str(power).translate(_RAISED) if power.is_Integer else f"{inner}^({text(power)})"
-    if x.is_Rational:
-        return f"{int(x.p):,}/{int(x.q):,}"
+    if x.is_number:  # a fraction or a root, where the digits say more
+        return f"{float(x):,.1f}"
     if isinstance(x, sympy.Max | sympy.Min):
         return f"{type(x).__name__.lower()}({', '.join(text(one) for one in x.args)})"
     if isinstance(x, sympy.ceiling):

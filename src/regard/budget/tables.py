@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -25,6 +26,7 @@ __all__ = [
     "costs",
     "fitted",
     "formula_json",
+    "formula_latex",
     "formula_table",
     "machine_table",
     "shown",
@@ -61,19 +63,20 @@ def shown(x: int) -> str:
     return f"{x:,}" if x else "–"
 
 
-def fitted(fits: Sequence[Fit]) -> Group:
-    """Dimensions that fit, ranked."""
+def fitted(fits: Sequence[Fit], given: Mapping[str, object]) -> Group:
+    """Dimensions that fit, ranked; ``used`` is the share of the tightest limit. Unusual shapes are marked."""
     plan = fits[0].plan
     what = "training" if plan.training else "inference"
-    title = f"{plan.model.title}s that fit, {what} of {plan.lengths.batch:,} × {plan.lengths.n:,} tokens"
+    said = "".join(f", {name}={value:,}" if isinstance(value, int) else "" for name, value in given.items())
+    title = f"{plan.model.title}s that fit, {what} of {plan.lengths.batch:,} × {plan.lengths.n:,} tokens{said}"
     rows, timed = [], plan.machine is not None
     for one in fits:
-        sizes = {"hidden": 4 * one.fields["d"]} | dict(one.fields)
-        cells = [shown(sizes[name]) for name in ("d", "heads", "layers", "hidden")]
-        cells += [shown(one.plan.parameters), bytes_said(one.plan.memory.total), count_said(one.plan.forward)]
+        cells = [f"{one.fields[name]:,}" for name in ("d", "heads", "layers")]
+        cells += [count_said(one.plan.parameters), bytes_said(one.plan.memory.total), count_said(one.plan.forward)]
         cells += [seconds_said(one.plan.seconds or 0.0)] * timed
-        rows.append([*cells, ", ".join(f"{name} {share:.0%}" for name, share in one.used.items())])
-    columns = ["d", "heads", "layers", "hidden", "parameters", "memory", "FLOPs", *["time"] * timed, "used"]
+        name, share = max(one.used.items(), key=lambda item: item[1])
+        rows.append([*cells, f"{name} {share:.0%}", "unusual" if one.unusual else ""])
+    columns = ["d", "heads", "layers", "params", "memory", "FLOPs", *["time"] * timed, "used", ""]
     return table_of(title, columns, rows, words=0)
 
 
@@ -98,7 +101,7 @@ def compared(ways: Iterable[Way], n: int, d: int, d_p: int, kernel: int) -> Grou
         at = way.at(n, d, d_p, kernel)
         counts = [count_said(at[name]) for name in ("flops", "parameters", "memory")]
         rows.append([way.name, way.order, *counts, f"{at['steps']:,}", f"{at['reach']:,}"])
-    title = f"One head of D = {d:,} on n = {n:,} tokens; D_p = {d_p}, K = {kernel}"
+    title = f"One head of D = {d:,} on n = {n:,} tokens; positions of D_p = {d_p}, kernels of K = {kernel}"
     return table_of(title, ["way", "O(…)", "FLOPs", "params", "kept", "steps", "sees"], rows)
 
 
@@ -107,7 +110,7 @@ def machine_table(machines: Iterable[Machine]) -> Group:
     rows = []
     for one in machines:
         peaks = [f"{one.peak[name] / 1e12:,.1f}" if name in one.peak else "–" for name in SHOWN]
-        rows.append([one.name, *peaks, f"{one.bandwidth / 1e9:,.0f}", f"{one.memory / 1e9:,.0f} GB"])
+        rows.append([one.name, *peaks, f"{one.bandwidth / 1e9:,.0f}", f"{one.memory / 2**30:,.0f} GiB"])
     title = "Machines by name: published dense peaks in TFLOP/s, bandwidth and memory"
     return table_of(title, ["name", *SHOWN, "GB/s", "memory"], rows)
 
@@ -128,27 +131,36 @@ def formula_json(given: Mapping[str, Number]) -> dict[str, dict[str, str]]:
     return {name.strip(): {"text": text(x), "latex": latex(x)} for name, x in given.items()}
 
 
-def costs(plan: Plan, planned: Callable[[int], Plan]) -> Figure:
-    """Cost against n, by what it is for, with n and the crossover marked: seconds on a machine, else FLOPs needed."""
+def formula_latex(given: Mapping[str, Number]) -> str:
+    """Formulas as one block of LaTeX."""
+    lines = [rf"\text{{{name.strip()}}} &= {latex(x)} \\" for name, x in given.items()]
+    return "\n".join([r"\begin{align*}", *lines, r"\end{align*}"])
+
+
+def costs(plan: Plan) -> Figure:
+    """Cost against n, masks exploited, with n and the crossover marked: seconds on a machine, else FLOPs.
+
+    Lengths beyond what learned positions reach are drawn too: the cost does not know them.
+    """
     n, cross = whole(plan.lengths.n), plan.crossover
-    most = min(2.0**24, max(8.0 * n, 8.0 * (cross or 0)))
-    if plan.model.longest is not None:
-        most = min(most, float(whole(plan.model.longest)))
+    most = min(2.0**24, max(8.0 * n, 4.0 * (cross or 0)))
     points = sorted({max(1, round(2 ** (k / 2))) for k in range(8, int(2 * math.log2(most)) + 1)} | {n})
-    lines: dict[str, list[float]] = {name: [] for name in ("attention", "all the rest", "logits", "total")}
-    for one in map(planned, points):
-        cost = one.seconds if one.seconds is not None else float(one.needed)
+    lines: dict[str, list[float]] = {name: [] for name in ("attention", "all the rest", "total", "logits")}
+    for length in points:
+        one = replace(plan, lengths=replace(plan.lengths, n=length))
+        cost = float(one.needed) if one.seconds is None else sum(x.seconds for x in one.spent if x.placed is not None)
         shares = {name: one.shares.get(group, 0.0) for name, group in (("attention", "attention"), ("logits", "head"))}
         for name, share in {**shares, "all the rest": 1 - shares["attention"], "total": 1.0}.items():
             lines[name].append(cost * share)
     marks = {f"n = {n:,}": float(n)}
-    marks |= {f"n* = {cross:,.0f}": cross} if cross is not None and cross <= most else {}
+    marks |= {f"n* = {cross:,}": float(cross)} if cross is not None and cross <= most else {}
     where = f" on {plan.machine.name}" if plan.machine is not None else ""
+    passes = "training step" if plan.training else "forward pass"
     return plots.series(
         {name: (points, ys) for name, ys in lines.items() if any(ys)},
         title=f"{plan.model.title}, {count_said(plan.parameters)} parameters{where}",
         x_label="tokens n",
-        y_label="FLOPs of a forward pass" if plan.machine is None else "seconds",
+        y_label="FLOPs of a forward pass, masks exploited" if plan.machine is None else f"seconds of a {passes}",
         log="xy",
         marks=marks,
     )
