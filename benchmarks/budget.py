@@ -5,8 +5,8 @@
     python benchmarks/budget.py time --quick
 
 Memory is what torch's allocator hands out above what was there before the step, from its own record of every
-allocation (a profiler's), so it holds on any machine and in any noise. Time is the median of interleaved rounds, with
-the machine measured in the same run.
+allocation (a profiler's), so it holds on any machine and in any noise. Time is the median of interleaved rounds, each
+case warmed, with the machine measured before and after them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -89,9 +90,18 @@ def memory() -> Table:
     return table
 
 
+def between(a: budget.Machine, b: budget.Machine) -> budget.Machine:
+    """The mean of two measurements of one machine, which drifts while it is shared."""
+    rates = {
+        name: {x: (getattr(a, name)[x] + getattr(b, name)[x]) / 2 for x in a.peak} for name in ("peak", "attention")
+    }
+    single = ("bandwidth", "activation", "call", "attention_call", "rows")
+    return replace(a, **rates, **{name: (getattr(a, name) + getattr(b, name)) / 2 for name in single})
+
+
 def timings(quick: bool) -> Table:
     """Forward passes where projections dominate and where attention does."""
-    here = budget.measure()
+    before = budget.measure()
     cases: list[tuple[str, nn.Module, budget.Model, int, int]] = []
     widths = ((256, 4, 4, (128, 1024, 8192)), (512, 8, 4, (64, 512, 2048, 8192)), (1024, 16, 2, (32, 256, 2048)))
     for d, heads, layers, lengths in widths:
@@ -99,7 +109,7 @@ def timings(quick: bool) -> Table:
             cases.append((f"decoder {d}", Decoder(d, heads, layers), budget.decoder(d, heads, layers), n, 1))
     for n, batch in ((512, 4), (4096, 1)):
         cases.append(("encoder 384", Encoder(384, 6, 4), budget.encoder(384, 6, 4), n, batch))
-    table = Table(title=f"Forward pass, float32, on {here.name}")
+    table = Table(title=f"Forward pass, float32, on {before.name}")
     for name in ("model", "batch × n", "attention", "ms", "spread", "predicted", "ratio"):
         table.add_column(name, justify="right", no_wrap=True)
     rounds: dict[int, list[float]] = {i: [] for i in range(len(cases))}
@@ -111,6 +121,7 @@ def timings(quick: bool) -> Table:
                 start = time.perf_counter()
                 model(inputs[i])
                 rounds[i].append(time.perf_counter() - start)
+    here = between(before, budget.measure())
     worst = 0.0
     for i, (name, _, spec, n, batch) in enumerate(cases):
         plan = budget.plan(spec, n, batch=batch, machine=here)

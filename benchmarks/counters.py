@@ -119,7 +119,7 @@ def row(name: str, package: str, call: Callable[[nn.Module, Tensor], int], layer
         try:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            return [name, f"not installed: pip install --no-deps {package}", "", "", ""]
+            return [f"{name} (pip install --no-deps {package})", "not installed", "", "", ""]
     cells = [f"{name} {version}".rstrip()]
     for training in (True, False):
         found = measured(call, layer, training)

@@ -124,7 +124,7 @@ def _memory() -> int:
 def measure(progress: Progress | None = None, seconds: float = 5.0) -> Machine:
     """This machine's CPU with torch's present thread count, in about ``seconds``; ``progress(done, of)`` as it goes.
 
-    Each figure is the best of several runs in a share of the time, at sizes that double until the share is spent.
+    Each figure is the median of several runs in a share of the time, at sizes that double until the share is spent.
     So 5 seconds give the rates of large products, and a fraction of a second gives those of small ones. int8 is not
     measured: torch has no plain int8 product on CPUs.
     """
@@ -210,28 +210,29 @@ def _activation(seconds: float) -> float:
 def _few_rows(seconds: float) -> float:
     """FLOP/s of a product of few rows with one of many 512 × 512 matrices, as a model's layers are."""
     x, several = _numbers("float32", FEW, 512), [_numbers("float32", 512, 512) for _ in range(32)]
-    return 2 * FEW * 512**2 / _median(seconds, lambda: [functional.linear(x, w) for w in several], len(several))
+    times = _times(seconds, lambda: [functional.linear(x, w) for w in several], len(several))
+    return 2 * FEW * 512**2 / statistics.median(times)
 
 
 def _attention_call(seconds: float) -> float:
     """Seconds of attention with next to nothing to do."""
     q = _numbers("float32", 1, 4, 8, 8)
-    return _median(seconds, lambda: [attention(q, q, q, mask=Causal()) for _ in range(10)], 10)
+    return statistics.median(_times(seconds, lambda: [attention(q, q, q, mask=Causal()) for _ in range(10)], 10))
 
 
 def _call(seconds: float) -> float:
     """Seconds of one operation with next to nothing to do: an addition and a linear map in turn."""
     x, w = _numbers("float32", 1, 8), _numbers("float32", 8, 8)
-    return _median(seconds, lambda: [functional.linear(torch.add(x, x), w) for _ in range(50)], 100)
+    return statistics.median(_times(seconds, lambda: [functional.linear(torch.add(x, x), w) for _ in range(50)], 100))
 
 
-def _median(seconds: float, run: Callable[[], object], operations: int) -> float:
-    """Seconds of one operation: the median over runs of many."""
+def _times(seconds: float, run: Callable[[], object], operations: int) -> list[float]:
+    """Seconds of one operation, in each of several runs of many."""
     end = time.perf_counter() + seconds
     times: list[float] = []
     while len(times) < 3 or time.perf_counter() < end:
         times.append(_time(run) / operations)
-    return statistics.median(times)
+    return times
 
 
 def _numbers(dtype: str, *shape: int) -> Tensor:
@@ -243,8 +244,9 @@ def _numbers(dtype: str, *shape: int) -> Tensor:
 def _rate(
     work: Callable[[int], Work], sizes: Sequence[int], growth: float, seconds: float, sizes_kept: int = 2
 ) -> float:
-    """The best work/s at the largest sizes that can be run three times in the time; ``growth`` is a step's factor.
+    """Work/s at the largest sizes that can be run three times in the time; ``growth`` is a step's factor.
 
+    The median of the runs: what a machine does for a moment, before others want it too, is no help in planning.
     Smaller sizes only tell how long larger ones take: in a cache, a slow kernel looks better than it is.
     """
     end = time.perf_counter() + seconds
@@ -252,11 +254,11 @@ def _rate(
     for index, size in enumerate(sizes, 1):
         amount, run = work(size)
         run()  # the first call touches memory and wakes threads
-        best = min(_time(run), _time(run))
-        last = index == len(sizes) or time.perf_counter() + 3 * growth * best > end
-        while last and time.perf_counter() + best < end:
-            best = min(best, _time(run))
-        rates.append(amount / best)
+        times = [_time(run), _time(run)]
+        last = index == len(sizes) or time.perf_counter() + 3 * growth * min(times) > end
+        while last and time.perf_counter() + min(times) < end:
+            times.append(_time(run))
+        rates.append(amount / statistics.median(times))
         if last:
             break
     return max(rates[-sizes_kept:])
