@@ -152,6 +152,13 @@ def test_lines_refuse_what_cannot_be_read():
         plots.lines(["a"], ["b"], random(3, 2))
 
 
+def test_marks_stand_upright_where_they_are_named():
+    x = np.arange(1, 6)
+    axes = plots.series({"a": (x, x)}, log="x", marks={"n* = 3": 3.0, "_$y$": 4.0}).axes[0]
+    assert [tuple(line.get_xdata()) for line in axes.lines[1:]] == [(3.0, 3.0), (4.0, 4.0)]
+    assert {text.get_text().strip() for text in axes.texts} == {"a", "n* = 3", "_$y$"}
+
+
 def test_series_are_named_at_their_ends():
     x = np.arange(1, 6)
     values = {f"s{i}": (x, x * 0 + i) for i in range(9)} | {"_$x$": (x, x, x - 1, x + 1)}

@@ -143,7 +143,7 @@ def costs(plan: Plan) -> Figure:
     Lengths beyond what learned positions reach are drawn too: the cost does not know them.
     """
     n, cross = whole(plan.lengths.n), plan.crossover
-    most = min(2.0**24, max(8.0 * n, 4.0 * (cross or 0)))
+    most = min(2.0**24, max(8.0 * n, 8.0 * (cross or 0)))
     points = sorted({max(1, round(2 ** (k / 2))) for k in range(8, int(2 * math.log2(most)) + 1)} | {n})
     lines: dict[str, list[float]] = {name: [] for name in ("attention", "all the rest", "total", "logits")}
     for length in points:
