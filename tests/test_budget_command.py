@@ -104,9 +104,36 @@ def test_what_fits(run: Run) -> None:
 def test_sweeps(run: Run) -> None:
     found = read(run, "encoder", "d=64", "heads=4", "layers=2", "--sweep", "n=100:900")
     assert [one["n"] for one in found] == [100, 200, 400, 800]
-    found = read(run, "encoder", "d=64", "heads=4", "layers=2", "--sweep", "heads=1,2,4")
+    found = read(run, "encoder", "d=64", "layers=2", "--sweep", "heads=1,2,4")
     assert [one["bytes"]["matrices"] / found[0]["bytes"]["matrices"] for one in found] == [1, 2, 4]
-    assert "n × n" in printed(run, "encoder", "d=64", "heads=4", "layers=2", "--sweep", "d=64,128")
+    assert "n × n" in printed(run, "encoder", "heads=4", "layers=2", "--sweep", "d=64,128")
+    found = read(run, "encoder-decoder", *SHOWN["encoder-decoder"], "--sweep", "source=8:32", "--tokens", "4")
+    assert [one["source"] for one in found] == [8, 16, 32]
+    learned = ("decoder", "d=64", "heads=4", "layers=2", "vocab=11", "position=learned", "reach=1024")
+    said = printed(run, *learned, "--sweep", "n=256,2048,512")
+    assert "2,048" not in said and "512" in said and "reach 1,024: longer ones are left out" in said
+    assert [one["batch"] for one in read(run, *learned, "--sweep", "batch=1:4")] == [1, 2, 4]
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_quantised_weights_in_every_answer(run: Run, weights: str) -> None:
+    given = ("decoder", *SHOWN["decoder"], "--weights", weights, "--dtype", "bf16")
+    for more in ((), ("--machine", "H100 SXM"), ("--sweep", "n=64:256")):
+        printed(run, *given, *more)
+        read(run, *given, *more)
+    printed(run, "--fit", "params=50M", "--weights", weights)
+    assert read(run, "--fit", "params=50M", "--weights", weights)[0]["weights"] == weights
+
+
+def test_no_number_is_cut_at_80_columns(run: Run) -> None:
+    large = ("d=8192", "heads=64", "kv_heads=8", "layers=80", "vocab=128000")
+    for given in (
+        ("decoder", *large, "--train", "--machine", "A100 80GB", "--dtype", "bf16", "--batch", "2048"),
+        ("encoder-decoder", *large, "--train", "--machine", "A100 80GB", "--dtype", "bf16"),
+        ("decoder", *large, "--sweep", "n=1024:1048576", "--machine", "A100 80GB", "--dtype", "bf16"),
+        ("--fit", "params=7B,memory=80GB,flops=100T,time=9s", "--train", "--machine", "A100 80GB", "--dtype", "bf16"),
+    ):
+        assert "…" not in printed(run, *given)
 
 
 def test_other_ways(run: Run) -> None:
@@ -154,7 +181,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("encoder", "d=64", "heads=4", "layers=2", "--source", "3"), "reads no source"),
     (("encoder", "d=64", "heads=4", "layers=2", "--dtype", "int8"), "products are computed in"),
     (("encoder", "d=64", "heads=4", "layers=2", "--weights", "int3"), "known are"),
-    (("encoder", "d=64", "heads=4", "layers=2", "--train", "--weights", "int8"), "cannot be trained"),
+    (("encoder", "d=64", "heads=4", "layers=2", "--train", "--weights", "int8"), "are not trained here"),
     (("encoder", "d=64", "heads=4", "layers=2", "--train", "--optimizer", "x"), "optimizer is 'x'"),
     (("encoder", "d=64", "heads=4", "layers=2", "--attention", "x"), "it is tiled or plain"),
     (("encoder", "d=64", "heads=4", "layers=2", "--machine", "abacus"), "no machine 'abacus' is known"),

@@ -321,7 +321,7 @@ def test_sizes_that_are_none_are_refused(name: str, bad: Any, error: type[Except
         (lambda: spec.vision_transformer((6, 6), (2, 2), 5, 6, 3, 2, head="wide"), "head"),  # type: ignore[arg-type]
         (lambda: memory.memory(spec.encoder(6, 3, 2), Lengths(), dtype="int8"), "dtype is 'int8'"),
         (lambda: memory.memory(spec.encoder(6, 3, 2), Lengths(), optimizer="lion"), "optimizer is 'lion'"),
-        (lambda: memory.memory(spec.encoder(6, 3, 2), Lengths(), weights="int3"), "dtype is 'int3'"),
+        (lambda: memory.memory(spec.encoder(6, 3, 2), Lengths(), weights="int3"), "'int3' is no dtype here"),
         (lambda: flops.decode(spec.encoder(6, 3, 2), 1, 5), "does not write token by token"),
     ],
 )

@@ -107,11 +107,38 @@ def test_decoding_reads_weights_and_cache() -> None:
     assert small is not None and small.most == 0 and small.most_per_second is None
 
 
+def test_where_calls_set_the_time_attention_has_not_overtaken_anything() -> None:
+    """Attention is ahead for a moment at n = 1, where all is overhead; n* is where it stays ahead."""
+    slow = replace(ROUND, bandwidth=1e9, peak={"float32": 1e9}, attention_call=1e-3)
+    found = plan(budget.build("block", {"d": 64, "heads": 8}), 2, machine=slow)
+    assert found.shares["attention"] > 0.5 and found.crossover is not None and found.crossover > 100
+    assert "calls and memory set the time" in found.bottleneck and "overtook" not in found.bottleneck
+
+
+def test_parts_and_names_are_models_and_machines_too() -> None:
+    blocks = budget.block(512, 8, layers=4, order="post")
+    whole_ = budget.encoder(512, 8, 4, order="post")
+    assert plan(blocks, 100, training=True).memory.peak == plan(whole_, 100, training=True).memory.peak
+    assert plan(budget.attention(512, 8), 7, machine="T4", dtype=torch.float16).seconds
+    with pytest.raises(ValueError, match="no attention among them"):
+        plan(blocks[1:2], 5)
+    with pytest.raises(TypeError, match="a model is needed"):
+        plan(3, 5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="machine must be a name"):
+        plan(blocks, 5, machine=3)  # type: ignore[arg-type]
+    for model in (budget.in_letters("block", {"heads": 8}), budget.decoder(64, 4, 2, window=sympy.Symbol("w"))):
+        with pytest.raises(ValueError, match="letters for sizes"):
+            plan(model, 5)
+
+
 def test_lengths_are_checked() -> None:
     with pytest.raises(ValueError, match=r"tokens=2000, but the learned positions of this model reach 1,024"):
         plan(GPT2, 2000)
     with pytest.raises(ValueError, match="reads no source"):
         plan(GPT2, 7, source=3)
+    learned = budget.encoder_decoder(30, 5, 1, vocab=11, position="learned", reach=16)
+    with pytest.raises(ValueError, match="source=17, but the learned positions"):
+        plan(learned, 7, source=17)
     with pytest.raises(ValueError, match="always has 17"):
         plan(budget.vision_transformer((8, 8), (2, 2), 7, 30, 5, 3), 18)
     for name in ("tokens", "batch"):
@@ -191,6 +218,9 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         fitted({"params": 1e9}, kind="attention")
     with pytest.raises(ValueError, match="on a machine alone"):
         fit("decoder", {"time": 1.0}, 5)
+    for limit in (0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="params"):
+            fitted({"params": limit})
     with pytest.raises(ValueError, match="'weight' is no limit"):
         fit("decoder", {"weight": 1.0}, 5)
     with pytest.raises(ValueError, match="divide one another"):

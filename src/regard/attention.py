@@ -126,12 +126,12 @@ def attention(
     tensor([[[1., 0.],
              [0., 1.]]])
     """
-    q, k, v = _autocast(q, k, v)
+    q, k, v = autocast(q, k, v)
     if not tracing():
-        _refuse_transforms()
+        refuse_transforms()
     shape = attention_shape(q, k, v)
     chosen = choose(backend, q)
-    beta, cap, drop = _numbers(shape, scale, softcap, sinks, dropout)
+    beta, cap, drop = numbers(shape, scale, softcap, sinks, dropout)
     q4, k4, v4 = flatten_batch(q, shape.batch), flatten_batch(k, shape.batch), flatten_batch(v, shape.batch)
     lo, hi, see = _lower_mask(mask, shape, q.device)
     # The reference computes in float64 on a CPU, and so do then the tables that a bias makes of q.
@@ -144,7 +144,7 @@ def attention(
         return out if len(shape.batch) == 1 else out.reshape(*shape.batch, shape.heads, shape.n, shape.e)
     if not isinstance(observe, Observe):
         raise TypeError(f"observe must be a regard.Observe, got {type(observe).__name__}")
-    real = _real_queries(observe, mask, shape, q.device)
+    real = real_queries(observe, mask, shape, q.device)
     spec = ops.encode(observe, offset_of(shape.n, shape.m, observe.offset))
     if observe.heads is None:
         out, high, total, *values = ops.run_observed(q4, k4, v4, scores, chosen, real, spec)
@@ -216,7 +216,7 @@ def scaled_dot_product_attention(
     return out if lead else out.squeeze(0)
 
 
-def _refuse_transforms() -> None:
+def refuse_transforms() -> None:
     if forward_ad._current_level >= 0:
         raise RuntimeError("regard.attention has no forward-mode derivative (jvp, dual tensors); use reverse mode")
     level = torch._C._functorch.peek_interpreter_stack()
@@ -230,7 +230,7 @@ def _refuse_transforms() -> None:
         )
 
 
-def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Under ``torch.autocast``, what is not float64 takes autocast's dtype, as in torch's own attention."""
     kind = q.device.type if isinstance(q, Tensor) else "cpu"
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
@@ -240,7 +240,7 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _numbers(
+def numbers(
     shape: Shape, scale: float | None, softcap: float | None, sinks: Tensor | None, dropout: float
 ) -> tuple[float, float, float]:
     """Scale, softcap (0 for none) and dropout, checked against each other and the sinks."""
@@ -301,7 +301,7 @@ def _lower_bias(bias: Bias | Tensor | None, q: Tensor, shape: Shape) -> tuple[Te
     return flatten_scores_like(bias.to(q.device), shape, "bias"), ()
 
 
-def _real_queries(observe: Observe, mask: Mask | Tensor | None, shape: Shape, device: torch.device) -> Tensor | None:
+def real_queries(observe: Observe, mask: Mask | Tensor | None, shape: Shape, device: torch.device) -> Tensor | None:
     real = observe.real_queries(shape.n)
     if real is None and isinstance(mask, Mask):
         real = mask.real_queries(shape.n, shape.m)

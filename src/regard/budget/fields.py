@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -15,35 +14,26 @@ from regard.budget.units import parse_whole
 
 __all__ = ["FIELDS", "WHOLE", "build", "in_letters", "read_fields"]
 
-WHOLE = {
-    "d": "width of the residual stream (D)",
-    "heads": "N_h",
-    "layers": "L",
-    "hidden": "of the feed-forward network (D_ff); 4·d unless given",
-    "vocab": "words (V)",
-    "kv_heads": "key and value heads (N_kv); as many as heads unless given",
-    "d_key": "of a head's queries and keys (D_hid); d/heads unless given",
-    "d_value": "of a head's values (D_o)",
-    "d_out": "of attention's output (D_out)",
-    "d_context": "of another sequence that keys and values come from (D_c)",
-    "decoder_layers": "as many as layers unless given",
-    "window": "keys that a query sees, itself included; needs causal",
-    "reach": "of positions: how many are learned, T5's buckets, how far offsets are told apart",
-    "channels": "of an image; 3 unless given",
-    "classes": "of images",
-}
-_FLAGS = {
-    "bias": "yes unless given",
-    "qkv_bias": "no unless given (vit: yes)",
-    "gated": "feed-forward",
-    "tied": "logits from the embedding; yes unless given",
-    "causal": "no query sees what comes after it",
-    "sinks": "a learned logit a head",
-    "qk_norm": "queries and keys are normed",
-    "dropout": "in training",
-}
+# Sizes; what is not given is as regard.nn has it: hidden = 4·d, d_key = d_value = d/heads, kv_heads = heads.
+WHOLE = (
+    *(
+        "d",
+        "heads",
+        "layers",
+        "decoder_layers",
+        "hidden",
+        "vocab",
+        "kv_heads",
+        "d_key",
+        "d_value",
+        "d_out",
+        "d_context",
+    ),
+    *("window", "reach", "channels", "classes"),
+)
+_FLAGS = ("bias", "qkv_bias", "gated", "tied", "causal", "sinks", "qk_norm", "dropout")
 _NAMES = {"norm": ("layer", "rms"), "order": ("pre", "post"), "position": POSITIONS, "head": ("linear", "hidden")}
-_PAIRS = {"image": "height and width, e.g. 224 or 224x160", "patch": "the same of a patch"}
+_PAIRS = ("image", "patch")
 _BLOCK = ("kv_heads", "d_key", "qkv_bias", "bias", "norm", "order", "gated", "sinks", "qk_norm", "dropout", "hidden")
 _STACK = ("d", "heads", "layers", *_BLOCK)
 
@@ -136,8 +126,7 @@ def build(kind: str, fields: Mapping[str, Any]) -> Model:
             given["out_bias"] = given.pop("bias")
         return as_model(spec.attention(given.pop("d"), given.pop("heads"), **given))
     if kind == "block":
-        made = as_model(spec.block(given.pop("d"), given.pop("heads"), given.pop("hidden", None), **given))
-        return replace(made, stacks=(replace(made.stacks[0], order=given.get("order", "pre")),))
+        return as_model(spec.block(given.pop("d"), given.pop("heads"), given.pop("hidden", None), **given))
     if kind == "vit":
         classes = given.pop("classes", 1000)
         image, patch, *sizes = (given.pop(name) for name in NEEDED["vit"])

@@ -43,10 +43,13 @@ def recomputation(model: Model, lengths: Lengths) -> Number:
 
 
 def decode(model: Model, batch: Number, cached: Number, m: Number | None = None) -> Number:
-    """FLOPs of one more token for each sequence, after ``cached`` tokens (and a source of m that has been read)."""
+    """FLOPs of one more token for each sequence, after ``cached`` tokens (and a source of m that has been read).
+
+    A new token meets no key that a causal mask would hide, and none beyond its window.
+    """
     if not model.writes:
         raise ValueError(f"{model.title} does not write token by token: its attention is not causal")
-    return forward(model, Lengths(batch, 1, m, cached))
+    return needed(model, Lengths(batch, 1, m, cached))
 
 
 def by_group(model: Model, lengths: Lengths, *, exploited: bool = False) -> dict[Group, Number]:

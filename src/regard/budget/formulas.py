@@ -38,7 +38,7 @@ def formulas(model: Model | Attention | tuple[Placed, ...]) -> dict[str, Number]
         placed.times * part.matrices(placed.call(lengths)) for placed, part in model.attentions
     )
     if model.attentions and model.tokens is None:
-        for name, exploited in (("n* (attention = the rest)", False), ("  masks exploited*", True)):
+        for name, exploited in (("n* (attention = the rest)", False), ("n*, masks exploited", True)):
             cross = flops.crossover(model, exploited=exploited)
             if cross is not None and cross != found.get("n* (attention = the rest)"):
                 found[name] = cross

@@ -61,7 +61,7 @@ def dtype_name(given: object) -> str:
 def bytes_of(dtype: str) -> int | sympy.Rational:
     """Bytes a number of this dtype."""
     if dtype not in BYTES:
-        raise ValueError(f"dtype is {dtype!r}; known are {', '.join(BYTES)}")
+        raise ValueError(f"{dtype!r} is no dtype here; known are {', '.join(BYTES)}")
     return BYTES[dtype]
 
 
@@ -81,7 +81,7 @@ def memory(
         raise ValueError(f"optimizer is {optimizer!r}; known are {', '.join(OPTIMIZERS)}")
     size, parameters = BYTES[dtype], model.parameters
     if training and weights not in (None, dtype):
-        raise ValueError(f"weights in {weights} cannot be trained; leave training out, or weights")
+        raise ValueError(f"weights in {weights} beside {dtype} are not trained here; give the dtype alone")
     state = 4 if optimizer == "adam32" else size
     stored = parameters * bytes_of(dtype if weights is None else weights)
     step = peak(model, lengths, size, training=training)
@@ -161,7 +161,7 @@ def _training(model: Model, lengths: Lengths, size: Number, recompute: bool) -> 
     """
     before = [_allocated_in(stack, model, lengths, size, recompute) for stack in model.stacks]
     done: Number = 0  # bytes of logits and gradients that are there already
-    held = total(before)
+    held, arrived = total(before), any(_tied(placed) for placed in model)
     if model.vocab is not None:
         # Logits, which the caller holds to the end, their log-softmax, and the gradients of both.
         done = size * model.stacks[-1].after[-1].call(lengths).tokens * model.vocab
@@ -177,12 +177,14 @@ def _training(model: Model, lengths: Lengths, size: Number, recompute: bool) -> 
             yield from _blocks(stack, group, held + own, done, lengths, size, stream, recompute)
         done = done + size * total(placed.parameters for placed in stack.blocks)
         for placed in reversed(stack.before):
-            # A look-up's gradient is as large as its table. A head that shares the table has left one already, and
-            # their sum is a third.
-            table = size * placed.parameters
-            shared = isinstance(placed.part, Embedding) and any(_tied(p) for p in model)
-            yield held + done + stream + (2 * table if shared else table)
-            done = done + (0 if shared else table)
+            # A look-up's gradient is as large as its table. A head or another look-up that shares the table has left
+            # one already, and their sum is a third.
+            part, table = placed.part, size * placed.parameters
+            if isinstance(part, Embedding):
+                table = size * part.rows * part.d
+            yield held + done + stream + (2 * table if isinstance(part, Embedding) and arrived else table)
+            done = done + (0 if isinstance(part, Embedding) and arrived else table)
+            arrived = arrived or isinstance(part, Embedding)
 
 
 def _blocks(

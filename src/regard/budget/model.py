@@ -127,8 +127,13 @@ def as_model(given: Model | Attention | tuple[Placed, ...]) -> Model:
         placed = Placed("attention", given, keys="n" if given.d_context is None else "m")
         return Model("Multi-head attention", "attention", given.d_in, (Stack("attention", (), (placed,), (), "post"),))
     if isinstance(given, tuple) and given and all(isinstance(placed, Placed) for placed in given):
-        d = next(placed.part.d_in for placed in given if isinstance(placed.part, Attention))
-        return Model("Transformer block", "block", d, (Stack("block", (), given, ()),))
+        widths = [placed.part.d_in for placed in given if isinstance(placed.part, Attention)]
+        if not widths:
+            raise ValueError("these parts have no attention among them; give all that block() returned")
+        # Norms stand before what they norm, or after it.
+        order: Literal["pre", "post"] = "post" if isinstance(given[0].part, Attention) else "pre"
+        stack = Stack("block", (), given, (), order, given[0].times)
+        return Model("Transformer block", "block", widths[0], (stack,))
     if isinstance(given, Model):
         return given
     raise TypeError(f"a model is needed, e.g. budget.decoder(512, heads=8, layers=6), got {type(given).__name__}")

@@ -196,14 +196,18 @@ class Norm(Part):
 
 @dataclass(frozen=True)
 class Embedding(Part):
-    """``x_i = E[id_i]``: E [rows, d]; a look-up, no product. ``scaled``: times √D, a pass of its own."""
+    """``x_i = E[id_i]``: E [rows, d]; a look-up, no product. ``scaled``: times √D, a pass of its own.
+
+    ``shared``: E is another look-up's, and counted there.
+    """
 
     rows: Number
     d: Number
     scaled: bool = False
+    shared: bool = False
 
     def weights(self) -> tuple[Weight, ...]:
-        return (Weight("embedding", (self.rows, self.d)),)
+        return () if self.shared else (Weight("embedding", (self.rows, self.d)),)
 
     def work(self, call: Call, size: Number) -> Number:
         return size * call.tokens * self.d * (2 if self.scaled else 1)

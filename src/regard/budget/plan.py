@@ -161,16 +161,18 @@ class Plan:
                     continue
                 found[one.group] = found.get(one.group, 0.0) + one.seconds
         else:
-            groups = flops.by_group(self.model, self.lengths, exploited=True)
+            tiled = all(part.tiled for _, part in self.model.attentions)
+            groups = flops.by_group(self.model, self.lengths, exploited=tiled)
             found = {group: float(whole(x)) for group, x in groups.items()}
         total = sum(found.values())
         return {group: x / total for group, x in found.items()} if total else {}
 
     @cached_property
     def crossover(self) -> int | None:
-        """The least n at which attention costs half of all, in FLOPs that are needed or in seconds; None: never.
+        """The least n from which on attention costs half of all, in FLOPs or in seconds; None: it never does.
 
-        Never happens with windows, for then attention too is linear in n in the end. A source that was given stays.
+        FLOPs are those of pairs that masks leave, where attention is tiled. Windows can cause a never, for then
+        attention too is linear in n in the end. A source that was given stays.
         """
         if not self.model.attentions or self.model.tokens is not None:
             return None
@@ -178,11 +180,13 @@ class Plan:
         def ahead(n: int) -> bool:
             return replace(self, lengths=replace(self.lengths, n=n)).shares.get("attention", 0.0) >= 0.5
 
-        low, high = 0, 1
-        while not ahead(high):
-            low, high = high, 2 * high
-            if high > 2**40:
-                return None
+        # From above: short calls can be all overhead, and attention ahead there too.
+        high = 2**40
+        if not ahead(high):
+            return None
+        while high > 1 and ahead(high // 2):
+            high //= 2
+        low = high // 2
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if ahead(middle) else (middle, high)
@@ -214,7 +218,9 @@ class Plan:
             groups = {"projections": LINEAR, "attention": ("attention",), "logits": ("head",)}[worst]
             inside = [one for one in self.spent if one.group in groups]
             seconds = sum(one.seconds for one in inside)
-            if worst != "attention" and sum(one.arithmetic for one in inside) < 0.5 * seconds:
+            if sum(one.arithmetic for one in inside) < 0.5 * seconds:
+                if worst == "attention":
+                    return "calls and memory set the time, not arithmetic"
                 ridge = self.machine.ridge(self.dtype)
                 return f"memory sets the time, too few rows share what is read ({ridge:.0f} FLOPs a byte would pay)"
         return {
@@ -337,9 +343,12 @@ def plan(
     3758096384
     """
     model = as_model(model)
-    if isinstance(model.parameters, sympy.Expr) and model.parameters.free_symbols:
-        names = ", ".join(sorted(map(str, model.parameters.free_symbols)))
+    letters = sympy.sympify(model.parameters + flops.needed(model, Lengths(1, 8, 8))).free_symbols
+    if letters:
+        names = ", ".join(sorted(map(str, letters)))
         raise ValueError(f"this model has letters for sizes ({names}); plans have numbers, formulas(model) has letters")
+    if machine is not None and not isinstance(machine, str | Machine):
+        raise TypeError(f'machine must be a name, "this" or a Machine, got {type(machine).__name__}')
     if isinstance(machine, str):
         machine = this() if machine == "this" else named(machine)
     dtype, weights = dtype_name(dtype), None if weights is None else dtype_name(weights)
@@ -356,6 +365,8 @@ def plan(
         if len(model.stacks) < 2 and not any(placed.keys == "m" for placed in model):
             raise ValueError(f"source={source}, but {model.title} reads no source; leave it out")
         integer("source", source, least=1)
+        if model.longest is not None and source > whole(model.longest):
+            raise ValueError(f"source={source}, but the learned positions of this model reach {whole(model.longest):,}")
     integer("batch", batch, least=1)
     if machine is not None:
         machine.rate(dtype)

@@ -69,8 +69,9 @@ def _part(
             yield "attention", *_tiled(part, call, products, machine, dtype, size)
             products = tuple(product for product in products if product.learned)
         else:
-            stored_once = float(part.matrices(call))  # scores are written, read, and as weights written and read again
-            yield "attention", 4 * size * stored_once / machine.bandwidth + stored_once / machine.activation, 0.0
+            # The softmax reads scores and writes weights, in float32 at least; the products' own share is theirs.
+            weights = float(part.matrices(call))
+            yield "attention", 2 * max(size, 4.0) * weights / machine.bandwidth + weights / machine.activation, 0.0
     for product in products:
         if float(product.rows) * float(product.times) == 0:
             continue

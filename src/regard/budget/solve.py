@@ -11,6 +11,7 @@ from regard.budget.fields import build
 from regard.budget.plan import Plan, plan
 from regard.budget.symbols import whole
 from regard.budget.units import bytes_said, count_said, parse, seconds_said
+from regard.shapes import number
 
 __all__ = ["LIMITS", "Fit", "fit"]
 
@@ -26,7 +27,7 @@ Planned = Callable[[dict[str, Any]], Plan]
 
 @dataclass(frozen=True)
 class Fit:
-    """One model that fits: its fields, its plan, and the share of the tightest limit that it uses."""
+    """One model that fits: its fields, its plan, and the share of each limit that it uses."""
 
     fields: Mapping[str, Any]
     plan: Plan
@@ -62,7 +63,10 @@ def fit(
     for name in limits:
         if name not in LIMITS:
             raise ValueError(f"{name!r} is no limit; limits are {', '.join(LIMITS)}, e.g. params=110M")
-    read = {name: parse(name, x, LIMITS[name]) if isinstance(x, str) else x for name, x in limits.items()}
+    read = {name: parse(name, x, LIMITS[name]) if isinstance(x, str) else number(name, x) for name, x in limits.items()}
+    for name, limit in read.items():
+        if not 0 < limit < math.inf:
+            raise ValueError(f"{name} is {limit}; it must be a positive number")
 
     def planned(given: dict[str, Any]) -> Plan:
         model = build(kind, given)

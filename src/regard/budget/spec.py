@@ -9,7 +9,7 @@ from sympy import Expr
 
 from regard.budget.attending import Attention
 from regard.budget.model import Axis, Model, Placed, Stack
-from regard.budget.parts import Dropout, Embedding, FeedForward, Linear, Norm, Patches, Table, Weight
+from regard.budget.parts import Dropout, Embedding, FeedForward, Linear, Norm, Part, Patches, Table, Weight
 from regard.budget.symbols import Number
 from regard.shapes import integer
 
@@ -177,12 +177,17 @@ def block(
         return replace(made, positions=())
 
     feed = FeedForward(d, hidden, options.get("gated", False), bias, options.get("dropout", False))
-    parts = [("attention norm", norm, rows, rows), ("attention", attend(None), rows, rows)]
+    first = options.get("order", "pre") == "pre"
+    parts: list[tuple[str, Part, Axis]] = [("attention", attend(None), rows)]
     if d_context is not None:
-        cross = attend(size("d_context", d_context))
-        parts += [("cross norm", norm, rows, rows), ("cross-attention", cross, rows, "m")]
-    parts += [("feed-forward norm", norm, rows, rows), ("feed-forward", feed, rows, rows)]
-    return tuple(Placed(name, part, layers, at, keys) for name, part, at, keys in parts)
+        parts += [("cross-attention", attend(size("d_context", d_context)), "m")]
+    parts += [("feed-forward", feed, rows)]
+    placed = []
+    for name, part, keys in parts:
+        pair = [Placed(f"{name.removesuffix('-attention')} norm", norm, layers, rows, rows)]
+        pair.insert(1 if first else 0, Placed(name, part, layers, rows, keys))
+        placed += pair
+    return tuple(placed)
 
 
 def _stack(
@@ -292,8 +297,7 @@ def encoder_decoder(
     words = _words(vocab, d, scaled, "m")
     reads = _stack("encoder", d, heads, layers, hidden, position, reach, embeddings=words, rows="m", **options)
     number = layers if decoder_layers is None else decoder_layers
-    # The target's look-up reads the same table, which has been counted.
-    again = () if vocab is None else (Placed("target tokens", Table("tokens", (0,), d)),)
+    again = () if vocab is None else (Placed("target tokens", Embedding(vocab, d, scaled, shared=True)),)
     writes = _stack(
         "decoder", d, heads, number, hidden, position, reach, embeddings=again, causal=True, d_context=d, **options
     )

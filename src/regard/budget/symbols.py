@@ -70,7 +70,7 @@ def text(x: Number) -> str:
     """
     x = sympy.sympify(x)
     if isinstance(x, Integer):
-        return f"{int(x):,}"
+        return f"{int(x):,}".replace("-", "−")
     if x.is_Add:
         terms = sorted(x.args, key=_height, reverse=True)
         said = [text(term) for term in terms]
@@ -84,7 +84,7 @@ def text(x: Number) -> str:
             return f"√{inner}"
         return inner + str(power).translate(_RAISED) if power.is_Integer else f"{inner}^({text(power)})"
     if x.is_number:  # a fraction or a root, where the digits say more
-        return f"{float(x):,.1f}"
+        return f"{float(x):,.1f}".replace("-", "−")
     if isinstance(x, sympy.Max | sympy.Min):
         return f"{type(x).__name__.lower()}({', '.join(text(one) for one in x.args)})"
     if isinstance(x, sympy.ceiling):

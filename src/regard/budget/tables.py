@@ -67,8 +67,8 @@ def fitted(fits: Sequence[Fit], given: Mapping[str, object]) -> Group:
     """Dimensions that fit, ranked; ``used`` is the share of the tightest limit. Unusual shapes are marked."""
     plan = fits[0].plan
     what = "training" if plan.training else "inference"
-    said = "".join(f", {name}={value:,}" if isinstance(value, int) else "" for name, value in given.items())
-    title = f"{plan.model.title}s that fit, {what} of {plan.lengths.batch:,} × {plan.lengths.n:,} tokens{said}"
+    said = ", ".join([_conditions(plan), *(f"{name}={_value(value)}" for name, value in given.items())])
+    title = f"{plan.model.title}s that fit, {what} of {said}"
     rows, timed = [], plan.machine is not None
     for one in fits:
         cells = [f"{one.fields[name]:,}" for name in ("d", "heads", "layers")]
@@ -86,12 +86,29 @@ def swept(name: str, plans: Sequence[tuple[int, Plan]]) -> Group:
     rows, timed = [], first.machine is not None
     for value, plan in plans:
         size, share = plan.memory, plan.shares.get("attention", 0.0)
-        cells = [f"{value:,}", shown(plan.parameters), count_said(plan.forward), f"{share:.0%}"]
+        cells = [f"{value:,}", count_said(plan.parameters), count_said(plan.forward), f"{share:.0%}"]
         cells += [bytes_said(size.matrices), bytes_said(size.peak), bytes_said(size.total)]
         rows.append([*cells, *[seconds_said(plan.seconds or 0.0)] * timed])
-    columns = [name, "parameters", "FLOPs", "attention", "n × n", "peak", "in all", *["time"] * timed]
+    columns = [name, "params", "FLOPs", "attention", "n × n", "peak", "in all", *["time"] * timed]
     what = "training steps" if first.training else "forward passes"
-    return table_of(f"{first.model.title}, {what}, {first.dtype}, by {name}", columns, rows, words=0)
+    title = f"{first.model.title}, {what} of {_conditions(first, without=name)}, by {name}"
+    return table_of(title, columns, rows, words=0)
+
+
+def _conditions(plan: Plan, without: str = "") -> str:
+    """What the numbers of a table hold for; the one thing that its rows change is left out."""
+    lengths = plan.lengths
+    batch, n = (
+        x if name != without else name for x, name in ((f"{lengths.batch:,}", "batch"), (f"{lengths.n:,}", "n"))
+    )
+    said = [f"{batch} × {n} tokens"]
+    said += [f"source {lengths.m:,}"] if lengths.m is not None and without != "source" else []
+    said += [plan.dtype, *([f"weights {plan.weights}"] if plan.weights is not None else [])]
+    return ", ".join(said + ([plan.machine.name] if plan.machine is not None else []))
+
+
+def _value(x: object) -> str:
+    return ("yes" if x else "no") if isinstance(x, bool) else f"{x:,}" if isinstance(x, int) else str(x)
 
 
 def compared(ways: Iterable[Way], n: int, d: int, d_p: int, kernel: int) -> Group:

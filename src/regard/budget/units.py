@@ -64,7 +64,7 @@ def bytes_said(x: float) -> str:
     >>> bytes_said(2**31), bytes_said(3 * 2**19), bytes_said(100)
     ('2.00 GiB', '1.50 MiB', '100 B')
     """
-    for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
+    for unit, power in (("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if x >= 0.9995 * 2**power:
             return f"{_three(x / 2**power)} {unit}"
     return f"{x:,.0f} B"

@@ -104,6 +104,8 @@ def answer(asked: Asked) -> None:
         mode = asked.mode
         asked.check()
         if mode == "--machine list":
+            if asked.model is not None:
+                raise ValueError(f"--machine list takes no model, got {asked.model}")
             return _machines(asked)
         kind, fields = _described(asked)
         if mode == "--fit":
@@ -199,22 +201,27 @@ def _sweep(asked: Asked, kind: str | None, fields: dict[str, Any]) -> None:
         raise ValueError(f"--sweep is {asked.modes['--sweep']!r}; it is written n=256:65536 or d=256,512,1024")
     options, tokens = asked.counting(), asked.whole("--tokens")
     rows: list[tuple[int, Plan]] = []
+    note = ""
     if name in ("n", "batch", "source"):
         if asked.options["--tokens" if name == "n" else f"--{name}"] is not None:
             raise ValueError(f"--sweep {name}: it is swept and given; leave one out")
         model = _model(asked, kind, fields)
-        for value in _values(name, values):
-            if name == "n":
-                if model.longest is not None and value > whole(model.longest) and rows:
-                    break  # as far as learned positions reach
-                rows.append((value, plan(model, value, **options)))
-            else:
-                rows.append((value, plan(model, tokens, **{**options, name: value})))
+        numbers = _values(name, values)
+        within = [x for x in numbers if name == "batch" or model.longest is None or x <= whole(model.longest)]
+        for value in within or numbers:  # where none is within, the first says so
+            given = {"tokens": value} if name == "n" else {"tokens": tokens, name: value}
+            rows.append((value, plan(model, **{**options, **given})))
+        if len(within) < len(numbers) and not asked.as_json:
+            note = f"Learned positions reach {whole(model.longest or 0):,}: longer ones are left out."
     else:
+        if name == "reach" and tokens is None:
+            tokens = min(512, *_values(name, values))  # one length for all rows
         rows = [(x, plan(_swept(asked, kind, fields, name, x), tokens, **options)) for x in _values(name, values)]
     if asked.as_json:
         return _json([{name: value} | found.to_dict() for value, found in rows])
     Console().print(tables.swept(name, rows))
+    if note:
+        Console().print(note)
 
 
 def _swept(asked: Asked, kind: str | None, fields: dict[str, Any], name: str, value: int) -> Model:
@@ -225,6 +232,8 @@ def _swept(asked: Asked, kind: str | None, fields: dict[str, Any], name: str, va
     numbers = [one for one in FIELDS[kind] if one in WHOLE]
     if name not in numbers:
         raise ValueError(f"--sweep {name}: what can be swept is n, batch, source, {', '.join(numbers)}")
+    if name in fields:
+        raise ValueError(f"--sweep {name}: it is swept and given; leave one out")
     return _model(asked, kind, fields | {name: value})
 
 

@@ -1,0 +1,1 @@
+"""Attention over sequences that outgrow one process."""
