@@ -149,6 +149,17 @@ def test_peak_with_tiled_attention(kind: str, size: str, dtype: str) -> None:
 
 
 @measured
+@pytest.mark.parametrize("tied", [True, False])
+def test_peak_where_a_large_vocabulary_sets_it(tied: bool) -> None:
+    """Gradients of the table come from the head and from one look-up or two, and meet."""
+    sizes, given = (32, 4, 2), {"vocab": 20_000, "tied": tied}
+    one = Case(Decoder(*sizes, **given), spec.decoder(*sizes, **given), Lengths(1, 32), words(32, batch=1))
+    both = EncoderDecoder(*sizes, **given), spec.encoder_decoder(*sizes, **given)
+    for case in (one, Case(*both, Lengths(1, 32, 16), words(16, 32, batch=1))):
+        assert float(case.memory(training=True).peak) == pytest.approx(peak_of(case, True), rel=0.02)
+
+
+@measured
 @pytest.mark.parametrize("n", [64, 256, 1024])
 @pytest.mark.parametrize("kind", ["encoder", "post-norm encoder", "decoder", "encoder-decoder"])
 def test_inference_is_predicted_to_the_percent(kind: str, n: int) -> None:

@@ -161,7 +161,8 @@ def _training(model: Model, lengths: Lengths, size: Number, recompute: bool) -> 
     """
     before = [_allocated_in(stack, model, lengths, size, recompute) for stack in model.stacks]
     done: Number = 0  # bytes of logits and gradients that are there already
-    held, arrived = total(before), any(_tied(placed) for placed in model)
+    held = total(before)
+    there = "head" if any(_tied(placed) for placed in model) else ""  # who has left a gradient of the embedding
     if model.vocab is not None:
         # Logits, which the caller holds to the end, their log-softmax, and the gradients of both.
         done = size * model.stacks[-1].after[-1].call(lengths).tokens * model.vocab
@@ -177,14 +178,17 @@ def _training(model: Model, lengths: Lengths, size: Number, recompute: bool) -> 
             yield from _blocks(stack, group, held + own, done, lengths, size, stream, recompute)
         done = done + size * total(placed.parameters for placed in stack.blocks)
         for placed in reversed(stack.before):
-            # A look-up's gradient is as large as its table. A head or another look-up that shares the table has left
-            # one already, and their sum is a third.
+            # A look-up's gradient is as large as its table. A tied head has left one already, and their sum is a
+            # third; another look-up's is added to in place.
             part, table = placed.part, size * placed.parameters
-            if isinstance(part, Embedding):
-                table = size * part.rows * part.d
-            yield held + done + stream + (2 * table if isinstance(part, Embedding) and arrived else table)
-            done = done + (0 if isinstance(part, Embedding) and arrived else table)
-            arrived = arrived or isinstance(part, Embedding)
+            if not isinstance(part, Embedding):
+                done = done + table
+                yield held + done + stream
+                continue
+            table = size * part.rows * part.d
+            yield held + done + stream + (2 * table if there == "head" else table)
+            done = done + (0 if there else table)
+            there = "look-up"
 
 
 def _blocks(
