@@ -23,25 +23,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.profiler import ProfilerActivity, profile
 
 from regard import budget
 from regard.nn import Decoder, Encoder, RMSNorm
 from regard.positions import Rotary
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
-
-
-def allocated(step: Callable[[], object]) -> int:
-    """The most bytes that a step holds at once above what was there before it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-        step()
-    events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
-    live = most = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        live += event.nbytes()
-        most = max(most, live)
-    return most
 
 
 def steps(model: nn.Module, ids: Tensor) -> dict[str, Callable[[], object]]:
@@ -78,7 +65,7 @@ def memory() -> Table:
             ids = torch.randint(0, 1000, (1, n))
             for kind, step in steps(model, ids).items():
                 model.zero_grad(set_to_none=True)
-                found = allocated(step)
+                found = budget.allocated(step).most
                 plan = budget.plan(spec, n, training=kind == "training", optimizer="none")
                 ratio = plan.memory.peak / found
                 worst = max(worst, abs(ratio - 1))

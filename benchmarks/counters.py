@@ -1,8 +1,8 @@
 """One encoder layer counted by regard and by its peers, against a formula written out by hand.
 
     python benchmarks/counters.py                                     whatever is installed
-    pip install --no-deps --target /tmp/peers torchinfo thop …
-    PYTHONPATH=/tmp/peers python benchmarks/counters.py               … beside this environment, so that torch stays
+    pip install --no-deps --target peers torchinfo thop …
+    PYTHONPATH=peers python benchmarks/counters.py                    … beside this environment, so that torch stays
 
 The layer is torch.nn.TransformerEncoderLayer, D = 512, 8 heads, hidden 2,048, on one sequence of 512. Each counter
 meets a fresh copy twice: as built (training), and in evaluation without gradients, where torch runs the layer as one

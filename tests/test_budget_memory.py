@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,11 +15,11 @@ import torch
 from budgets import plain_attention
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from regard import Rotary
 from regard.budget import configs, memory, spec
+from regard.budget.allocations import allocated
 from regard.budget.memory import BYTES, Memory
 from regard.budget.model import Lengths, Model
 from regard.budget.symbols import LETTERS, whole
@@ -99,29 +98,11 @@ CASES: dict[str, Callable[..., Case]] = {
 SIZES = {"256 tokens": (256, 128, 3, 1), "512 tokens, batch 2": (512, 64, 2, 2)}
 
 
-def recorded(call: Callable[[], Any]) -> tuple[int, int]:
-    """(most bytes above the start, bytes left at the end), from every allocation and release in their order."""
-    # What earlier tests left in cycles must not be released in the middle of the record, whenever collection comes.
-    gc.disable()
-    try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-            held = call()
-    finally:
-        gc.enable()
-    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
-    live = most = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        live += event.nbytes()
-        most = max(most, live)
-    del held
-    return most, live
-
-
 def peak_of(case: Case, training: bool) -> int:
     # The first call also fills tables that stay (a Rotary's angles).
     case.run(training)
     case.module.zero_grad(set_to_none=True)
-    most, _ = recorded(lambda: case.run(training))
+    most, _ = allocated(lambda: case.run(training))
     case.module.zero_grad(set_to_none=True)
     return most
 
@@ -130,7 +111,7 @@ def kept_by(case: Case) -> int:
     """Bytes that a forward pass leaves behind, its result not counted."""
     case.module(*case.inputs)
     results: list[Tensor] = []
-    _, left = recorded(lambda: results.append(case.module(*case.inputs)))
+    _, left = allocated(lambda: results.append(case.module(*case.inputs)))
     return left - results[0].numel() * results[0].element_size()
 
 
@@ -293,7 +274,7 @@ def test_reading_with_a_cache_needs_the_peak_and_the_cache() -> None:
     case = CASES["decoder"](256, 64, 2, 2)
     (ids,), caches = case.inputs, [case.module.eval().new_cache()]  # type: ignore[union-attr,operator]
     with torch.no_grad():
-        most, _ = recorded(lambda: case.module(ids, cache=caches[0]))
+        most, _ = allocated(lambda: case.module(ids, cache=caches[0]))
     predicted = case.memory()
     assert float(predicted.peak + predicted.cache) == pytest.approx(most, rel=0.02)
 
@@ -309,7 +290,7 @@ def test_a_step_holds_its_own_token_alone(batch: int) -> None:
         with torch.no_grad():
             module(ids[:, :t], cache=cache)
             module(ids[:, t : t + 1], cache=cache)
-            peaks[t], _ = recorded(lambda m=module, x=ids, c=cache: m(x[:, -1:], cache=c))  # type: ignore[misc]
+            peaks[t], _ = allocated(lambda m=module, x=ids, c=cache: m(x[:, -1:], cache=c))  # type: ignore[misc]
     assert peaks[512] < 2 * peaks[8]
     model = spec.decoder(64, 4, 2, vocab=WORDS)
     few, many = (float(memory.memory(model, Lengths(batch, 1, cached=t + 1)).peak) for t in (8, 512))

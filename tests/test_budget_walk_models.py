@@ -31,7 +31,10 @@ def decoder_flops(B: int, n: int, D: int, hidden: int, layers: int, vocab: int) 
     return layers * encoder_layer_flops(B, n, D, hidden) + 2 * B * n * D * vocab
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
+@pytest.mark.skipif(
+    sys.platform != "linux",
+    reason="the test limits a process's memory to show that none is taken, which only Linux lets it do",
+)
 def test_a_long_decoder_is_counted_without_its_memory() -> None:
     """One head's weights alone would be 4 GiB; the process may grow by half of one."""
     n, D, layers, vocab = 32_768, 64, 2, 50_000

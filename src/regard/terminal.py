@@ -9,10 +9,10 @@ from rich.text import Text
 __all__ = ["plain", "plain_table"]
 
 
-def plain_table(title: str) -> Table:
+def plain_table(title: str | None = None) -> Table:
     """A table without a frame, which is half as wide as one with."""
     return Table(
-        title=plain(title),
+        title=None if title is None else plain(title),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -23,4 +23,4 @@ def plain_table(title: str) -> Table:
 
 def plain(text: str) -> Text:
     """A text that a terminal shows as it is: names come from files, and may hold markup or a terminal's own codes."""
-    return Text("".join(letter if letter.isprintable() or letter == "\n" else "�" for letter in text))
+    return Text("".join(letter if letter.isprintable() else "�" for letter in text))

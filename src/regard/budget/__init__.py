@@ -9,6 +9,7 @@
 '2D + D_ff'
 """
 
+from regard.budget.allocations import Allocated, allocated
 from regard.budget.compare import ways
 from regard.budget.configs import from_config
 from regard.budget.fields import build, in_letters, read_fields
@@ -24,12 +25,14 @@ from regard.budget.this_machine import measure, this
 from regard.budget.walk import Counted, count, register
 
 __all__ = [
+    "Allocated",
     "Counted",
     "Lengths",
     "Machine",
     "Memory",
     "Model",
     "Plan",
+    "allocated",
     "attention",
     "block",
     "build",

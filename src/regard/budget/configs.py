@@ -102,10 +102,7 @@ def _bert_top(config: Config, d: int, vocab: int) -> tuple[tuple[Placed, ...], i
         "ForMaskedLM": (masked, vocab),
         "ForPreTraining": ((pooler, _one("next sentence", Linear(d, 2), after=True), *masked), vocab),
         "ForNextSentencePrediction": ((pooler, _one("classifier", Linear(d, 2), after=True)), 2),
-        "ForSequenceClassification": (
-            (pooler, _one("classifier", Linear(d, _classes(config)), after=True)),
-            _classes(config),
-        ),
+        "ForSequenceClassification": ((pooler, _one("classifier", Linear(d, labels), after=True)), labels),
         "ForTokenClassification": ((Placed("classifier", Linear(d, labels)),), labels),
         "ForQuestionAnswering": ((Placed("answer", Linear(d, 2)),), 2),
         "Model": (() if distil else (pooler,), None),

@@ -16,20 +16,8 @@ __all__ = ["FIELDS", "WHOLE", "build", "in_letters", "read_fields"]
 
 # Sizes; what is not given is as regard.nn has it: hidden = 4·d, d_key = d_value = d/heads, kv_heads = heads.
 WHOLE = (
-    *(
-        "d",
-        "heads",
-        "layers",
-        "decoder_layers",
-        "hidden",
-        "vocab",
-        "kv_heads",
-        "d_key",
-        "d_value",
-        "d_out",
-        "d_context",
-    ),
-    *("window", "reach", "channels", "classes"),
+    *("d", "heads", "layers", "decoder_layers", "hidden", "vocab", "kv_heads"),
+    *("d_key", "d_value", "d_out", "d_context", "window", "reach", "channels", "classes"),
 )
 _FLAGS = ("bias", "qkv_bias", "gated", "tied", "causal", "sinks", "qk_norm", "dropout")
 _NAMES = {"norm": ("layer", "rms"), "order": ("pre", "post"), "position": POSITIONS, "head": ("linear", "hidden")}

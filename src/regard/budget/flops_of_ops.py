@@ -80,36 +80,18 @@ def _slides(x: Tensor, weight: Tensor, y: Tensor, transposed: bool) -> int:
     return 2 * x.shape[0] * math.prod((x if transposed else y).shape[2:]) * weight.numel()
 
 
-def _convolution(
-    out: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Any,
-    stride: Any,
-    pad: Any,
-    dilation: Any,
-    transposed: bool,
-    *rest: Any,
-) -> int:
-    return _slides(x, weight, out, transposed)
+def _convolution(out: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> int:
+    """The rest is bias, stride, padding, dilation, transposed and what comes after."""
+    return _slides(x, weight, out, rest[4])
 
 
-def _convolution_backward(
-    out: Any,
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Any,
-    stride: Any,
-    pad: Any,
-    dilation: Any,
-    transposed: bool,
-    output_padding: Any,
-    groups: int,
-    mask: Any,
-) -> int:
-    """Of x and of the filter, each as much as forward. (torch's own formula forgets the groups of the second.)"""
-    return (bool(mask[0]) + bool(mask[1])) * _slides(x, weight, grad, transposed)
+def _convolution_backward(out: Any, grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> int:
+    """Of x and of the filter, each as much as forward. (torch's own formula forgets the groups of the second.)
+
+    The rest is as forward's, with the biases' sizes first and which gradients are wanted last.
+    """
+    wanted = rest[-1]
+    return (bool(wanted[0]) + bool(wanted[1])) * _slides(x, weight, grad, rest[4])
 
 
 # --- attention -------------------------------------------------------------------------------------------------------

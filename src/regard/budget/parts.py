@@ -221,14 +221,17 @@ class Embedding(Part):
 
 @dataclass(frozen=True)
 class Table(Part):
-    """Learned numbers that cost no product: position codes added to the input, a class token, a table of biases."""
+    """Numbers that cost no product: position codes added to the input, a class token, a table of biases.
+
+    ``shape`` None: they are computed, not learned.
+    """
 
     name: str
-    shape: tuple[Number, ...]
+    shape: tuple[Number, ...] | None
     d: Number = 0  # width of the vectors it is added to, 0 where it is added to none
 
     def weights(self) -> tuple[Weight, ...]:
-        return (Weight(self.name, self.shape),)
+        return () if self.shape is None else (Weight(self.name, self.shape),)
 
     def work(self, call: Call, size: Number) -> Number:
         return size * call.tokens * self.d

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -68,27 +69,27 @@ class Plan:
     optimizer: str = "adam"
     machine: Machine | None = None
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Of the whole model."""
         return whole(self.model.parameters)
 
-    @property
+    @cached_property
     def forward(self) -> int:
         """FLOPs of a forward pass."""
         return whole(flops.forward(self.model, self.lengths))
 
-    @property
+    @cached_property
     def needed(self) -> int:
         """FLOPs of a forward pass that skips what masks hide."""
         return whole(flops.needed(self.model, self.lengths))
 
-    @property
+    @cached_property
     def backward(self) -> int:
         """FLOPs of a backward pass."""
         return whole(flops.backward(self.model, self.lengths))
 
-    @property
+    @cached_property
     def recomputation(self) -> int:
         """FLOPs of a second forward pass of all blocks."""
         return whole(flops.recomputation(self.model, self.lengths))
@@ -186,11 +187,8 @@ class Plan:
             return None
         while high > 1 and ahead(high // 2):
             high //= 2
-        low = high // 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if ahead(middle) else (middle, high)
-        return high
+        between = range(high // 2 + 1, high + 1)
+        return between[bisect_left(between, True, key=ahead)]
 
     @property
     def bottleneck(self) -> str:
@@ -244,16 +242,10 @@ class Plan:
             return None
         there = self.machine.memory
 
-        def fits(batch: int) -> bool:
-            return replace(self, lengths=replace(self.lengths, batch=batch)).memory.total <= there
+        def too_large(batch: int) -> bool:
+            return replace(self, lengths=replace(self.lengths, batch=batch)).memory.total > there
 
-        low, high = 0, 1
-        while fits(high) and high < 2**40:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        return bisect_left(range(1, 2**40), True, key=too_large)
 
     @cached_property
     def decoding(self) -> Decoding | None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from regard.budget.parts import Call, total
 from regard.budget.plan import Plan
 from regard.budget.symbols import LETTERS, text, whole
-from regard.budget.tables import shown, table_of
+from regard.budget.tables import conditions, shown, table_of
 from regard.budget.units import bytes_said, count_said, seconds_said
 from regard.terminal import plain
 
@@ -33,11 +33,8 @@ def overview(plan: Plan) -> Group:
 
 
 def _parts(plan: Plan) -> Group:
-    lengths = plan.lengths
-    source = f", source {lengths.m:,}" if lengths.m is not None else ""
     what = "training step" if plan.training else "forward pass"
-    stored = f"{plan.dtype}, weights {plan.weights}" if plan.weights else plan.dtype
-    title = f"{plan.model.title}, {what} of {lengths.batch:,} × {lengths.n:,} tokens{source}, {stored}"
+    title = f"{plan.model.title}, {what} of {conditions(plan)}"
     timed = plan.machine is not None
     rows = []
     for row in plan.rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -114,12 +115,9 @@ def _shapes(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _deepest(tried: dict[str, Any], limits: Mapping[str, float], planned: Planned) -> int:
-    """As many layers as fit: everything that is limited grows with them."""
-    low, high = 1, DEEPEST + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _within(planned(tried | {"layers": middle}), limits) else (low, middle)
-    return low
+    """As many layers as fit: everything that is limited grows with them, and one fits."""
+    depths = range(1, DEEPEST + 1)
+    return bisect_left(depths, True, key=lambda layers: not _within(planned(tried | {"layers": layers}), limits))
 
 
 def _costs(plan: Plan) -> dict[str, Callable[[], float]]:

@@ -214,7 +214,7 @@ def _stack(
             raise ValueError("position=learned needs reach=1024 or another number of positions")
         before += [Placed("positions", Table("positions", (size("reach", reach), d), d), rows=rows, keys=rows)]
     elif position == "sinusoidal":
-        before += [Placed("positions", Table("positions", (0,), d), rows=rows, keys=rows)]
+        before += [Placed("positions", Table("positions", None, d), rows=rows, keys=rows)]
     before += [Placed("positions on scores", Table(w.name, w.shape), rows=rows, keys=rows) for w in tables]
     before += [Placed("dropout", Dropout(d), rows=rows, keys=rows)] if options.get("dropout", False) else []
     blocks = block(

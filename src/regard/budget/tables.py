@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "compared",
+    "conditions",
     "costs",
     "fitted",
     "formula_json",
@@ -46,8 +47,7 @@ def table_of(
     last: Sequence[str] | None = None,
 ) -> Group:
     """A title and a table: first columns of words, then of numbers; a last row stands apart."""
-    table = plain_table("")
-    table.title = None
+    table = plain_table()
     for at, name in enumerate(columns):
         table.add_column(name, justify="left" if at < words else "right", no_wrap=True)
     for row in rows:
@@ -67,8 +67,8 @@ def fitted(fits: Sequence[Fit], given: Mapping[str, object]) -> Group:
     """Dimensions that fit, ranked; ``used`` is the share of the tightest limit. Unusual shapes are marked."""
     plan = fits[0].plan
     what = "training" if plan.training else "inference"
-    said = ", ".join([_conditions(plan), *(f"{name}={_value(value)}" for name, value in given.items())])
-    title = f"{plan.model.title}s that fit, {what} of {said}"
+    said = ", ".join([conditions(plan), *(f"{name}={_value(value)}" for name, value in given.items())])
+    title = f"{plan.model.title}s that fit, {what} of {said}{_on(plan)}"
     rows, timed = [], plan.machine is not None
     for one in fits:
         cells = [f"{one.fields[name]:,}" for name in ("d", "heads", "layers")]
@@ -91,20 +91,23 @@ def swept(name: str, plans: Sequence[tuple[int, Plan]]) -> Group:
         rows.append([*cells, *[seconds_said(plan.seconds or 0.0)] * timed])
     columns = [name, "params", "FLOPs", "attention", "n × n", "peak", "in all", *["time"] * timed]
     what = "training steps" if first.training else "forward passes"
-    title = f"{first.model.title}, {what} of {_conditions(first, without=name)}, by {name}"
+    title = f"{first.model.title}, {what} of {conditions(first, without=name)}{_on(first)}, by {name}"
     return table_of(title, columns, rows, words=0)
 
 
-def _conditions(plan: Plan, without: str = "") -> str:
+def conditions(plan: Plan, without: str = "") -> str:
     """What the numbers of a table hold for; the one thing that its rows change is left out."""
     lengths = plan.lengths
-    batch, n = (
-        x if name != without else name for x, name in ((f"{lengths.batch:,}", "batch"), (f"{lengths.n:,}", "n"))
-    )
+    batch = "batch" if without == "batch" else f"{lengths.batch:,}"
+    n = "n" if without == "n" else f"{lengths.n:,}"
     said = [f"{batch} × {n} tokens"]
     said += [f"source {lengths.m:,}"] if lengths.m is not None and without != "source" else []
     said += [plan.dtype, *([f"weights {plan.weights}"] if plan.weights is not None else [])]
-    return ", ".join(said + ([plan.machine.name] if plan.machine is not None else []))
+    return ", ".join(said)
+
+
+def _on(plan: Plan) -> str:
+    return "" if plan.machine is None else f" on {plan.machine.name}"
 
 
 def _value(x: object) -> str:
@@ -134,8 +137,7 @@ def machine_table(machines: Iterable[Machine]) -> Group:
 
 def formula_table(given: Mapping[str, Number], title: str) -> Group:
     """Formulas on a line each."""
-    table = plain_table("")
-    table.title = None
+    table = plain_table()
     table.add_column("what", no_wrap=True)
     table.add_column("formula", overflow="fold")
     for name, x in given.items():
@@ -148,10 +150,10 @@ def formula_json(given: Mapping[str, Number]) -> dict[str, dict[str, str]]:
     return {name.strip(): {"text": text(x), "latex": latex(x)} for name, x in given.items()}
 
 
-def formula_latex(given: Mapping[str, Number]) -> str:
-    """Formulas as one block of LaTeX."""
-    lines = [rf"\text{{{name.strip()}}} &= {latex(x)} \\" for name, x in given.items()]
-    return "\n".join([r"\begin{align*}", *lines, r"\end{align*}"])
+def formula_latex(given: Mapping[str, Number]) -> list[str]:
+    """Formulas as one block of LaTeX, in lines."""
+    lines = (rf"\text{{{name.strip()}}} &= {latex(x)} \\" for name, x in given.items())
+    return [r"\begin{align*}", *lines, r"\end{align*}"]
 
 
 def costs(plan: Plan) -> Figure:
@@ -171,11 +173,10 @@ def costs(plan: Plan) -> Figure:
             lines[name].append(cost * share)
     marks = {f"n = {n:,}": float(n)}
     marks |= {f"n* = {cross:,}": float(cross)} if cross is not None and cross <= most else {}
-    where = f" on {plan.machine.name}" if plan.machine is not None else ""
     passes = "training step" if plan.training else "forward pass"
     return plots.series(
         {name: (points, ys) for name, ys in lines.items() if any(ys)},
-        title=f"{plan.model.title}, {count_said(plan.parameters)} parameters{where}",
+        title=f"{plan.model.title}, {count_said(plan.parameters)} parameters{_on(plan)}",
         x_label="tokens n",
         y_label="FLOPs of a forward pass, masks exploited" if plan.machine is None else f"seconds of a {passes}",
         log="xy",

@@ -270,7 +270,8 @@ def _formulas(asked: Asked, model: Model, letters: Model | None) -> None:
         console.print()
     console.print(tables.formula_table(sizes, f"{model.title}, with its sizes"))
     console.print()
-    console.print(plain(tables.formula_latex(general or sizes)), soft_wrap=True)
+    for line in tables.formula_latex(general or sizes):
+        console.print(plain(line), soft_wrap=True)
 
 
 def _compare(asked: Asked, model: Model) -> None:
