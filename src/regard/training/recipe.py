@@ -1,0 +1,175 @@
+"""A recipe: everything that decides what a run does, as plain data; from a task's defaults, a file and ``--set``."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Recipe", "Value", "assigned", "read_recipe"]
+
+Value = bool | int | float | str
+TABLES = ("model", "data")
+LARGEST = 2**20  # bytes of a recipe file
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a task is learned. ``batch`` counts examples a step, over all processes and pieces; a recipe is a run's law:
+    two runs of one recipe on one machine end with the same weights, bit for bit.
+
+    - ``rate`` rises over ``warmup`` steps and falls as a cosine to ``floor · rate`` at the last step.
+    - ``decay`` (of matrices, not of vectors), ``beta1`` and ``beta2`` are AdamW's; ``clip`` bounds the gradient's
+      norm, 0 does not.
+    - ``accumulate`` cuts a batch into pieces that are computed one after the other.
+    - ``precision``: float32, or bfloat16 for the products (weights and sums stay float32).
+    - every ``evaluate`` steps the held-out score is taken; ``patience`` evaluations without a better one end the run
+      (0: never).
+    - every ``save`` steps a checkpoint is written, and the last ``keep`` and the best one stay.
+    - ``record``: the share of the time that watching the heads may take; 0 does not watch.
+    - ``parallel``: under torchrun, ``ddp`` (a model in every process) or ``fsdp`` (a share of it).
+    - ``model`` and ``data`` are the task's own.
+    """
+
+    task: str
+    steps: int
+    batch: int
+    rate: float
+    seed: int = 0
+    accumulate: int = 1
+    warmup: int = 100
+    floor: float = 0.1
+    decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip: float = 1.0
+    precision: str = "float32"
+    evaluate: int = 100
+    patience: int = 0
+    save: int = 100
+    keep: int = 1
+    record: float = 0.05
+    parallel: str = "ddp"
+    model: Mapping[str, Value] = field(default_factory=dict)
+    data: Mapping[str, Value] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        least = {"steps": 1, "batch": 1, "accumulate": 1, "evaluate": 1, "save": 1, "keep": 1}
+        for name in (*least, "seed", "warmup", "patience"):
+            value, low = getattr(self, name), least.get(name, 0)
+            if not isinstance(value, int) or not low <= value < 2**53:
+                raise ValueError(f"{name} is {value!r}; it must be a whole number ≥ {low}")
+        for name, low, high in (
+            *(("rate", 0.0, math.inf), ("floor", 0.0, 1.0), ("decay", 0.0, math.inf), ("clip", 0.0, math.inf)),
+            *(("beta1", 0.0, 1.0), ("beta2", 0.0, 1.0), ("record", 0.0, 1.0)),
+        ):
+            value = getattr(self, name)
+            beyond = value >= high if name.startswith("beta") else value > high
+            if not math.isfinite(value) or value < low or beyond:
+                until = "" if high == math.inf else f" and {'<' if name.startswith('beta') else '≤'} {high:g}"
+                raise ValueError(f"{name} is {value}; it must be a number ≥ {low:g}{until}")
+        if self.rate == 0:
+            raise ValueError("rate is 0; a learning rate above 0 is needed to learn anything")
+        for name, known in (("precision", ("float32", "bfloat16")), ("parallel", ("ddp", "fsdp"))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {' or '.join(known)}")
+        if self.batch % self.accumulate:
+            raise ValueError(f"accumulate={self.accumulate} does not divide batch={self.batch}; pieces must be alike")
+
+    def changed(self, changes: Mapping[str, Any]) -> Recipe:
+        """This recipe with some entries changed: ``{"steps": 100, "model.layers": 2}``; nested tables may be given."""
+        flat: dict[str, Any] = {}
+        for name, value in changes.items():
+            if name in TABLES and isinstance(value, Mapping):
+                flat |= {f"{name}.{inner}": x for inner, x in value.items()}
+            else:
+                flat[name] = value
+        tables: dict[str, dict[str, Value]] = {name: dict(getattr(self, name)) for name in TABLES}
+        own: dict[str, Any] = {}
+        for name, value in flat.items():
+            table, _, inner = name.rpartition(".")
+            if table in TABLES and inner in tables[table]:
+                tables[table][inner] = _as(name, value, tables[table][inner])
+            elif not table and name in self._names():
+                own[name] = _as(name, value, getattr(self, name))
+            else:
+                raise ValueError(f"a {self.task} recipe has no {name}; it has {', '.join(self.names())}")
+        return replace(self, **own, **tables)
+
+    def names(self) -> list[str]:
+        """Everything that can be set."""
+        nested = [f"{table}.{inner}" for table in TABLES for inner in getattr(self, table)]
+        return [*self._names(), *nested]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for JSON."""
+        return asdict(replace(self, model=dict(self.model), data=dict(self.data)))
+
+    def to_toml(self) -> str:
+        """As a file that ``read_recipe`` and ``--config`` take."""
+        told = self.to_dict()
+        lines = [f"{name} = {_toml(told[name])}" for name in ("task", *self._names())]
+        for table in TABLES:
+            lines += ["", f"[{table}]", *(f"{name} = {_toml(value)}" for name, value in told[table].items())]
+        return "\n".join(lines) + "\n"
+
+    def _names(self) -> list[str]:
+        return [f.name for f in fields(self) if f.name not in ("task", *TABLES)]
+
+
+def read_recipe(file: Path) -> dict[str, Any]:
+    """What a TOML file says; checked against a task's recipe by ``Recipe.changed``."""
+    try:
+        if file.stat().st_size > LARGEST:
+            raise ValueError(f"{file} has {file.stat().st_size:,} bytes; that is no recipe")
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not TOML: {error}") from None
+
+
+def assigned(texts: Iterable[str]) -> dict[str, str]:
+    """``["steps=100", "model.layers=2"]`` as a table of texts, which ``Recipe.changed`` reads as what they set."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ValueError(f"--set is {text!r}; it must be name=value, e.g. steps=200 or model.layers=2")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _as(name: str, given: Any, before: Value) -> Value:
+    """A value of the kind that stands there now; texts are read, whole numbers serve as numbers."""
+    kind = type(before)
+    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[kind]
+    wrong = ValueError(f"{name} is {given!r}; it must be {wanted}, e.g. {json.dumps(before)}")
+    if isinstance(given, str) and kind is not str:
+        text = given.replace("_", "").lower()
+        try:
+            if kind is bool:
+                return {"true": True, "false": False}[text]
+            number = float(text)
+            return number if kind is float else int(text) if text.lstrip("+-").isdigit() else _whole(number)
+        except (KeyError, ValueError):
+            raise wrong from None
+    if kind is float and isinstance(given, int) and not isinstance(given, bool):
+        return float(given)
+    if type(given) is not kind:
+        raise wrong
+    return given  # type: ignore[no-any-return]
+
+
+def _whole(number: float) -> int:
+    if not math.isfinite(number) or number != int(number):
+        raise ValueError
+    return int(number)  # 1e4 is a whole number as people write it
+
+
+def _toml(value: Value) -> str:
+    return json.dumps(value, ensure_ascii=False)  # TOML's numbers, texts and truth values are written as JSON's
