@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["renamed"]
+__all__ = ["lasting", "renamed"]
 
 
 @contextmanager
@@ -28,3 +28,13 @@ def renamed(file: Path) -> Iterator[Path]:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def lasting(folder: Path) -> None:
+    """Wait until a folder's files and its list of names are on the disk: what is renamed next survives a power cut."""
+    for path in (*(file for file in folder.iterdir() if file.is_file()), folder):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

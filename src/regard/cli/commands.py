@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli import budget, describe, generate, look
+from regard.cli import budget, describe, generate, look, train
 
 __all__ = ["app", "run"]
 
@@ -27,6 +27,7 @@ app.command("budget")(budget.budget)
 app.command("describe")(describe.describe)
 app.command("generate")(generate.generate)
 app.command("look")(look.look)
+app.command("train")(train.train)
 
 
 @app.callback(invoke_without_command=True)

@@ -27,7 +27,7 @@ from torch import Tensor
 from regard.observables import Observation
 from regard.watching.probes import Probe
 
-__all__ = ["NAMES", "Sums", "score"]
+__all__ = ["NAMES", "Sums", "Tally", "score", "tally"]
 
 LEAST = 1e-3  # of a row's weight must lie outside the sinks for the rest to mean anything
 SPECIAL = 8  # class, distillation and register tokens at most
@@ -120,6 +120,7 @@ class Sums:
         }
 
     def _more(self, name: str, value: Tensor) -> None:
+        value = value.double()
         self.total[name] = self.total[name] + value if name in self.total else value
 
     def _by_place(self, x: Tensor, asked: Asked) -> Tensor:
@@ -127,8 +128,39 @@ class Sums:
         return found.index_add_(1, asked.place.flatten(), x.expand(self.heads, -1, -1).flatten(1))
 
 
+@dataclass
+class Tally:
+    """What adds up of A and of A', over rows, texts and processes; ``moved`` is None where no values' norms were taken."""
+
+    raw: Sums
+    clean: Sums
+    rest: Tensor  # [H]
+    chance: Tensor
+    moved: Tensor | None  # [2, H] what sinks move, and what all keys do
+
+    def tensors(self) -> list[Tensor]:
+        """All of it, float64, in an order that is the same for the same model and probe: what processes add up."""
+        moved = [] if self.moved is None else [self.moved]
+        return [*self.raw.total.values(), *self.clean.total.values(), self.rest, self.chance, *moved]
+
+    def scores(self) -> dict[str, dict[str, Tensor]]:
+        """``{"raw": …, "clean": …}``: the scores of A and of A', ``[H]`` each; see the module."""
+        rows = self.raw.total["rows"]
+        found = {"raw": self.raw.scores(), "clean": self.clean.scores()}
+        found["raw"] |= {"sinks": 1 - self.rest / rows, "sinks chance": self.chance / rows}
+        found["clean"]["rest"] = self.rest / rows
+        if self.moved is not None:
+            found["raw"]["moved"] = self.moved[0] / self.moved[1]
+        return found
+
+
 def score(observation: Observation, probe: Probe, grid: tuple[int, int] | None = None) -> dict[str, dict[str, Tensor]]:
     """``{"raw": …, "clean": …}``: the scores of A and of A' of all heads that were kept; see the module."""
+    return tally(observation, probe, grid).scores()
+
+
+def tally(observation: Observation, probe: Probe, grid: tuple[int, int] | None = None) -> Tally:
+    """What ``score`` divides, before it is divided: of all heads that were kept, over all rows and texts."""
     n, m = observation.n, observation.m
     if n is None or m is None or observation.counted is None or not observation.kept:
         raise ValueError("scores need one call's q and k; observe with Observe(keep=True), and call the model once")
@@ -161,13 +193,7 @@ def score(observation: Observation, probe: Probe, grid: tuple[int, int] | None =
                 weighed = torch.where(rows, A.transpose(0, 2).transpose(1, 2), 0.0)  # [m, H, r]
                 norms = observation.value_norm[batch].double().cpu().T.unsqueeze(-1)  # [m, H, 1]
                 moved += torch.stack([(weighed * norms)[special].sum((0, 2)), (weighed * norms).sum((0, 2))])
-    found = {"raw": raw.scores(), "clean": clean.scores()}
-    found["raw"]["sinks"] = 1 - rest_sum / raw.total["rows"]
-    found["raw"]["sinks chance"] = chance / raw.total["rows"]
-    found["clean"]["rest"] = rest_sum / raw.total["rows"]
-    if observation.value_norm is not None:
-        found["raw"]["moved"] = moved[0] / moved[1]
-    return found
+    return Tally(raw, clean, rest_sum, chance, None if observation.value_norm is None else moved)
 
 
 def _strips(

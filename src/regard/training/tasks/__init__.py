@@ -1,0 +1,5 @@
+"""The tasks by name."""
+
+from regard.training.task import Task
+
+TASKS: dict[str, type[Task]] = {}

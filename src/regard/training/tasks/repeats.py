@@ -1,0 +1,119 @@
+"""Repeats: random tokens in which a block comes twice; what follows can be looked up, and heads learn to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.models import Model, create
+from regard.training.recipe import Recipe
+from regard.training.task import Batch, Task, drawn
+from regard.training.tasks.common import BEGIN, NOTHING, SPECIAL, llama, repeated, summed, words
+from regard.watching.probes import Probe
+
+__all__ = ["RepeatsTask"]
+
+TRAIN, CHECK = range(2)  # what is drawn
+
+
+class RepeatsTask(Task):
+    """``<s> … block … block …``: tokens drawn at random, none twice but those of a block that is said again
+
+    The block has ``data.shortest`` … n/2 tokens, and it and its copy begin anywhere (the copy after the block's end).
+    Since no other token comes twice, a token of the copy tells exactly what follows: an induction head looks up where
+    it stood before and takes the next one. The score is the accuracy on those tokens: the copy without its first one,
+    which nothing announces. Nothing else can be known, and the loss is taken over all tokens as a language model's is.
+    Sequences are held out by being drawn from another stream: of some 10⁷⁰ none comes twice.
+    """
+
+    name: ClassVar[str] = "repeats"
+    about: ClassVar[str] = "random tokens with a repeated block: a small Llama grows induction heads, at once"
+    recipe: ClassVar[Recipe] = Recipe(
+        task="repeats",
+        steps=1500,
+        batch=64,
+        rate=2e-3,
+        warmup=100,
+        evaluate=25,
+        model={"d": 64, "heads": 4, "layers": 2, "hidden": 128},
+        data={"tokens": 64, "vocabulary": 96, "shortest": 8, "checks": 512},
+    )
+    score: ClassVar[str] = "accuracy"
+    higher: ClassVar[bool] = True
+
+    def __init__(self, *given: object, **named: object) -> None:
+        super().__init__(*given, **named)  # type: ignore[arg-type]
+        data = {name: int(value) for name, value in self.given.data.items()}
+        self.n, self.ordinary, self.shortest = data["tokens"], data["vocabulary"], data["shortest"]
+        if not 2 <= self.shortest <= self.n // 2:
+            raise ValueError(f"data.shortest is {self.shortest}; a block has 2 … {self.n // 2} tokens, half the text")
+        if self.ordinary < self.n:
+            raise ValueError(f"data.vocabulary is {self.ordinary}; {self.n} different tokens are needed")
+        if data["checks"] < 1:
+            raise ValueError(f"data.checks is {data['checks']}; at least 1 held-out text is needed")
+
+    def model(self) -> Model:
+        vocabulary = (*SPECIAL, *(f"t{i}" for i in range(self.ordinary)))
+        config = llama(self.given.model, len(vocabulary), longest=2 * self.n)
+        return create(config, beside={"tokenizer.json": words(vocabulary)}, std=0.05)
+
+    def batch(self, step: int) -> Batch:
+        return self.texts(drawn(self.given.seed, TRAIN, step), self.given.batch)
+
+    def texts(self, draw: torch.Generator, count: int) -> Batch:
+        """``ids [count, n + 1]``, and which of them can be known, ``copied``."""
+        n = self.n
+        ids = torch.rand(count, self.ordinary, generator=draw).argsort(-1)[:, :n] + len(SPECIAL)
+
+        def between(low: Tensor | int, high: Tensor | int) -> Tensor:
+            """A whole number a text, from low to high."""
+            span = torch.as_tensor(high) - low + 1
+            return low + (torch.rand(count, generator=draw) * span).long()
+
+        block = between(self.shortest, n // 2)
+        start = between(0, n - 2 * block)
+        again = between(start + block, n - block)
+        at = torch.arange(n)
+        since = at - again.unsqueeze(-1)
+        inside = (since >= 0) & (since < block.unsqueeze(-1))
+        ids = ids.gather(1, torch.where(inside, start.unsqueeze(-1) + since, at))
+        first = torch.full((count, 1), BEGIN)
+        return {
+            "ids": torch.cat([first, ids], 1),
+            "copied": torch.cat([first < 0, inside & (since > 0)], 1),
+        }
+
+    def count(self, batch: Batch) -> int:
+        return int(batch["copied"].sum())
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        targets = batch["ids"][:, 1:].masked_fill(~batch["copied"][:, 1:], NOTHING)
+        return summed(model(batch["ids"][:, :-1]), targets)
+
+    def checks(self) -> Sequence[Batch]:
+        # The same for every seed of a recipe, so that scores of several seeds compare.
+        whole = self.texts(drawn(0, CHECK), int(self.given.data["checks"]))
+        return [{name: x[at : at + 128] for name, x in whole.items()} for at in range(0, len(whole["ids"]), 128)]
+
+    def check(self, model: nn.Module, batch: Batch) -> dict[str, float]:
+        targets, copied = batch["ids"][:, 1:], batch["copied"][:, 1:]
+        logits = model(batch["ids"][:, :-1])
+        return {
+            "loss": float(summed(logits, targets.masked_fill(~copied, NOTHING))),
+            "right": float(((logits.argmax(-1) == targets) & copied).sum()),
+            "copied": float(copied.sum()),
+        }
+
+    def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return {"loss": sums["loss"] / sums["copied"], "accuracy": sums["right"] / sums["copied"]}
+
+    def probes(self) -> Sequence[Probe]:
+        natural = self.texts(drawn(0, CHECK), 32)["ids"]
+        vocabulary = len(SPECIAL) + self.ordinary
+        return [
+            Probe("natural", natural, torch.arange(self.n + 1) == 0),
+            *repeated(vocabulary, self.n // 3, 3, 16),
+        ]

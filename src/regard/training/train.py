@@ -1,0 +1,146 @@
+"""``train``: a task, a folder, and everything between a recipe and a model."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.files import renamed
+from regard.training.checkpoints import Checkpoints
+from regard.training.folder import RunFolder, read_run
+from regard.training.loop import Listener, Loop
+from regard.training.optimizer import put
+from regard.training.processes import Processes
+from regard.training.task import Task
+from regard.training.tasks import TASKS
+
+__all__ = ["Result", "task_of", "train", "trained"]
+
+# What gloo says of a process that is gone; torch has no class of error for it.
+LOST = ("connection closed by peer", "connection reset", "timed out", "timeout", "connection refused", "broken pipe")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended (``steps``, ``patience`` or ``stopped``), and the best it did."""
+
+    task: str
+    ended: str
+    steps: int
+    seconds: float
+    best: dict[str, Any] | None  # {"step": …, "scores": {…}}
+    watching: float | None  # the share of the time that watching the heads took
+    folder: Path
+
+
+def task_of(task: str | type[Task]) -> type[Task]:
+    """A task by its name, or the class itself."""
+    if isinstance(task, str):
+        if task not in TASKS:
+            raise ValueError(f"there is no task {task!r}; there are {', '.join(TASKS)}")
+        return TASKS[task]
+    if not (isinstance(task, type) and issubclass(task, Task)):
+        raise TypeError(f"task must be a name ({', '.join(TASKS)}) or a class of Task, got {task!r}")
+    return task
+
+
+def train(
+    task: str | type[Task],
+    folder: str | os.PathLike[str],
+    changes: Mapping[str, Any] | None = None,
+    *,
+    listener: Listener | None = None,
+) -> Result:
+    """Train a task into ``folder``, or go on with the run that is there.
+
+    - ``task``: ``"text"``, ``"dates"``, ``"agreement"``, ``"digits"``, ``"repeats"``, or a class of your own.
+    - ``changes``: what differs from the task's recipe, ``{"steps": 200, "model.layers": 2}``.
+    - Ctrl-C writes a checkpoint and ends; the same call goes on from there, as it does after kill −9, a full disk, or
+      the loss of a process. At the end the best weights are in ``folder/model``.
+    - under torchrun every process calls this; the first one writes.
+    """
+    kind = task_of(task)
+    recipe = kind.recipe if changes is None else kind.recipe.changed(changes)
+    run = RunFolder(folder, recipe)
+    processes = Processes.found()
+    held = run if processes.first else nullcontext()
+    with processes, held, torch.random.fork_rng(devices=[]):
+        opened = kind(recipe, run.path / "data")
+        if processes.first:
+            opened.prepare()
+        processes.wait()
+        opened.open()
+        loop = Loop(opened, run, processes, Listener() if listener is None else listener)
+        try:
+            ended = loop.run()
+        except RuntimeError as error:
+            raise _lost(error, loop) from None
+        result = _result(loop, ended)
+        if processes.first and ended != "stopped":
+            _finish(opened, loop, result)
+        processes.wait()
+    return result
+
+
+def trained(folder: str | os.PathLike[str], step: int | None = None, *, task: type[Task] | None = None) -> nn.Module:
+    """The model of a run, with the weights of one of its checkpoints: ``step``, or the best that there is.
+
+    ``task`` is needed where the run's task is a class of your own.
+    """
+    path = Path(folder)
+    told = read_run(path)
+    kind = task_of(str(told["task"])) if task is None else task_of(task)
+    opened = kind(kind.recipe.changed({k: v for k, v in told.items() if k != "task"}), path / "data")
+    opened.open()
+    checkpoints = Checkpoints(path / "checkpoints")
+    steps = checkpoints.steps()
+    if not steps:
+        raise FileNotFoundError(f"{path} has no checkpoint yet")
+    if step is None:
+        best = checkpoints.read(steps[-1]).state["best"]
+        step = steps[-1] if best is None else int(best["step"])
+    elif step not in steps:
+        raise ValueError(f"{path} has no checkpoint of step {step}; it has {', '.join(map(str, steps))}")
+    return _filled(opened, checkpoints, step).eval()
+
+
+def _filled(task: Task, checkpoints: Checkpoints, step: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        model = task.model()
+    put(model, checkpoints.read(step).weights)
+    return model
+
+
+def _result(loop: Loop, ended: str) -> Result:
+    watching = None if loop.recorder is None else loop.recorder.share
+    state = loop.state
+    return Result(loop.task.name, ended, state.step, state.seconds, state.best, watching, loop.path)
+
+
+def _finish(task: Task, loop: Loop, result: Result) -> None:
+    """Write the best weights as a model folder, then what came out."""
+    step = loop.state.step if result.best is None else int(result.best["step"])
+    task.save(_filled(task, loop.checkpoints, step).eval(), loop.path / "model")
+    told = {name: x for name, x in asdict(result).items() if name != "folder"}
+    with renamed(loop.path / "result.json") as temporary:
+        temporary.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def _lost(error: RuntimeError, loop: Loop) -> RuntimeError:
+    """An error of several processes in words, where it is about one of them being gone."""
+    said = " ".join(str(error).split())
+    if loop.processes.world == 1 or not any(word in said.lower() for word in LOST):
+        return error
+    steps = loop.checkpoints.steps()
+    where = f"the last checkpoint is that of step {steps[-1]}" if steps else "there is no checkpoint yet"
+    return RuntimeError(
+        f"another process of this run was lost at step {loop.state.step}; {where}, and the same command goes on from it"
+    )

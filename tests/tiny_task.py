@@ -1,0 +1,135 @@
+"""A task that a test can afford: count on by 3, modulo 11; two thousand weights, a millisecond or two a step.
+
+python tiny_task.py FOLDER CHANGES      trains in this process, CHANGES as JSON; prints the digest of the last weights
+python tiny_task.py fork                reads lines of JSON [folder, changes, kill after seconds or null], and answers
+                                        each with a line: a process that has torch already forks one run a line
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard import models
+from regard.training.checkpoints import Checkpoints
+from regard.training.recipe import Recipe
+from regard.training.task import Batch, Task, drawn
+from regard.training.train import train
+from regard.watching.probes import Probe
+
+WORDS, LENGTH = 11, 7
+QUICK = {"steps": 12, "evaluate": 4, "save": 3}
+
+
+class Tiny(Task):
+    name = "tiny"
+    about = "count on by 3"
+    score, higher = "accuracy", True
+    recipe = Recipe(
+        "tiny",
+        steps=40,
+        batch=12,
+        rate=1e-2,
+        warmup=5,
+        evaluate=10,
+        save=10,
+        model={"layers": 2, "dropout": 0.1},
+        data={"noise": 0.1},
+    )
+
+    def model(self) -> nn.Module:
+        model = models.create(
+            {
+                "model_type": "gpt2",
+                "architectures": ["GPT2LMHeadModel"],
+                "vocab_size": WORDS,
+                "n_embd": 8,
+                "n_head": 2,
+                "n_positions": 64,
+                "n_layer": self.given.model["layers"],
+                **{name: self.given.model["dropout"] for name in ("attn_pdrop", "resid_pdrop", "embd_pdrop")},
+            }
+        )
+        return model
+
+    def batch(self, step: int) -> Batch:
+        return self._examples(drawn(self.given.seed, 3, step), self.given.batch)
+
+    def count(self, batch: Batch) -> int:
+        return batch["ids"].shape[0] * (LENGTH - 1)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        logits = model(batch["ids"][:, :-1]).float()
+        return F.cross_entropy(logits.flatten(0, 1), batch["ids"][:, 1:].flatten(), reduction="sum")
+
+    def checks(self) -> Sequence[Batch]:
+        return [self._examples(drawn(5, k), 5) for k in range(2)] + [self._examples(drawn(5, 9), 1)]
+
+    def check(self, model: nn.Module, batch: Batch) -> dict[str, float]:
+        right = model(batch["ids"][:, :-1]).argmax(-1) == batch["ids"][:, 1:]
+        return {"loss": float(self.loss(model, batch)), "right": float(right.sum()), "of": float(right.numel())}
+
+    def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return {"loss": sums["loss"] / sums["of"], "accuracy": sums["right"] / sums["of"]}
+
+    def probes(self) -> Sequence[Probe]:
+        ids = self._examples(drawn(5, 11), 4)["ids"]
+        return [Probe("natural", ids, torch.arange(LENGTH) == 0)]
+
+    def _examples(self, draw: torch.Generator, many: int) -> Batch:
+        start = torch.randint(WORDS, (many, 1), generator=draw)
+        wrong = torch.rand(many, LENGTH, generator=draw) < self.given.data["noise"]
+        return {"ids": (start + 3 * torch.arange(LENGTH) + wrong) % WORDS}
+
+
+def digest(folder: str | Path) -> str:
+    """Of the last checkpoint's weights and of what the optimizer remembers, bit for bit."""
+    found = Checkpoints(Path(folder) / "checkpoints").newest()
+    assert found is not None
+    whole = hashlib.sha256(str(found.state["step"]).encode())
+    for tensors in (found.weights, found.moments):
+        for name in sorted(tensors):
+            whole.update(name.encode() + tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()
+
+
+def _forked(folder: str, changes: dict[str, Any], seconds: float | None) -> int:
+    """One run in a child, killed with −9 after some seconds; its exit code, negative for a signal."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            torch.set_num_threads(1)
+            train(Tiny, folder, changes)
+            code = 0
+        finally:
+            os._exit(code)
+    timer = None if seconds is None else threading.Timer(seconds, os.kill, (child, signal.SIGKILL))
+    if timer is not None:
+        timer.start()
+    _, status = os.waitpid(child, 0)
+    if timer is not None:
+        timer.cancel()
+    return os.waitstatus_to_exitcode(status)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "fork":
+        for line in sys.stdin:
+            print(_forked(*json.loads(line)), flush=True)
+    else:
+        torch.set_num_threads(1)
+        train(Tiny, sys.argv[1], json.loads(sys.argv[2]))
+        if os.environ.get("RANK", "0") == "0":
+            print(digest(sys.argv[1]))
