@@ -1,6 +1,6 @@
 """A task that a test can afford: count on by 3, modulo 11; two thousand weights, a millisecond or two a step.
 
-python tiny_task.py FOLDER CHANGES      trains in this process, CHANGES as JSON; prints the digest of the last weights
+python tiny_task.py RUNS                trains [[folder, changes], …] given as JSON, one after the other
 python tiny_task.py fork                reads lines of JSON [folder, changes, kill after seconds or null], and answers
                                         each with a line: a process that has torch already forks one run a line
 """
@@ -58,7 +58,7 @@ class Tiny(Task):
                 "n_head": 2,
                 "n_positions": 64,
                 "n_layer": self.given.model["layers"],
-                **{name: self.given.model["dropout"] for name in ("attn_pdrop", "resid_pdrop", "embd_pdrop")},
+                **dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), self.given.model["dropout"]),
             }
         )
         return model
@@ -126,10 +126,15 @@ def _forked(folder: str, changes: dict[str, Any], seconds: float | None) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "fork":
+        import tensorboard.compat.proto.event_pb2
+        import tensorboard.summary.writer.record_writer  # noqa: F401 (once, not in every child)
+
         for line in sys.stdin:
             print(_forked(*json.loads(line)), flush=True)
     else:
         torch.set_num_threads(1)
-        train(Tiny, sys.argv[1], json.loads(sys.argv[2]))
-        if os.environ.get("RANK", "0") == "0":
-            print(digest(sys.argv[1]))
+        try:
+            for folder, changes in json.loads(sys.argv[1]):
+                train(Tiny, folder, changes)
+        except (OSError, RuntimeError, ValueError) as error:
+            sys.exit(f"tiny: {error}")

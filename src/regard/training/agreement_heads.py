@@ -1,7 +1,8 @@
-"""Which heads carry agreement: what accuracy each is worth, and whether it looks from the verb's place to the subject."""
+"""Which heads carry agreement: what accuracy each is worth, and how much it looks from the verb to the subject."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,9 +20,9 @@ __all__ = ["carriers"]
 def carriers(task: AgreementTask, model: nn.Module) -> list[dict[str, Any]]:
     """``lost = accuracy − accuracy without the head``, ``attention = mean A[verb's place, subject]``, a row a head
 
-    Rows ``{path, head, lost, attention}``, the costliest head first, over the task's held-out sentences. A head is taken
-    out by its mean: what it tells apart is gone, what it always says stays. The verb's place is the position whose
-    output predicts the verb.
+    Rows ``{path, head, lost, attention}``, the costliest head first, over the task's held-out sentences. A head is
+    taken out by its mean: what it tells apart is gone, what it always says stays. The verb's place is the position
+    whose output predicts the verb.
     """
     batches = task.checks()
     training = model.training
@@ -31,18 +32,15 @@ def carriers(task: AgreementTask, model: nn.Module) -> list[dict[str, Any]]:
         looks = _attention(task, model, batches[0])
         rows = []
         for (path, head), attention in looks.items():
-            lost = 0.0
-            for batch in batches:
-                with ablate(model, [(path, head)], by="mean", over=batch["ids"][:, :-1]):
-                    lost += float(task.agrees(model(batch["ids"][:, :-1]), batch).sum())
-            count = sum(len(batch["ids"]) for batch in batches)
-            rows.append({"path": path, "head": head, "lost": before - lost / count, "attention": attention})
+            with ablate(model, [(path, head)], by="mean", over=batches[0]["ids"][:, :-1]):
+                after = _accuracy(task, model, batches)
+            rows.append({"path": path, "head": head, "lost": before - after, "attention": attention})
     finally:
         model.train(training)
     return sorted(rows, key=lambda row: -row["lost"])
 
 
-def _accuracy(task: AgreementTask, model: nn.Module, batches: Any) -> float:
+def _accuracy(task: AgreementTask, model: nn.Module, batches: Sequence[Batch]) -> float:
     right = sum(int(task.agrees(model(batch["ids"][:, :-1]), batch).sum()) for batch in batches)
     return right / sum(len(batch["ids"]) for batch in batches)
 

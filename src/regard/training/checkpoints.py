@@ -78,7 +78,7 @@ class Checkpoints:
             temporary.rename(self.path(step))
             lasting(self.folder)
         except (OSError, SafetensorError) as error:
-            raise OSError(f"the checkpoint of step {step} cannot be written: {_why(error)}; {self._left()}") from None
+            raise OSError(f"the checkpoint of step {step} cannot be written: {_why(error)}") from None
         finally:
             if temporary is not None and temporary.exists():
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -122,9 +122,10 @@ class Checkpoints:
             for path in self.folder.glob(f"{WRITING}*"):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _left(self) -> str:
+    def left(self) -> str:
+        """What is there to go on from, in words."""
         steps = self.steps()
-        return f"the last good one is {self.path(steps[-1])}" if steps else "there is none yet"
+        return f"the last checkpoint is {self.path(steps[-1])}" if steps else "there is no checkpoint yet"
 
 
 def _why(error: Exception) -> str:

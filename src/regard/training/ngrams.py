@@ -22,7 +22,7 @@ from regard.shapes import integer
 __all__ = ["NGrams", "bits_per_byte", "rows"]
 
 ORDER = 5
-UNKNOWN = (0.5, 1.0, 1.5)  # discounts where there are too few grams to tell
+UNKNOWN = (0.5, 1.0, 1.5)  # discounts where the grams are too few to tell
 
 
 def bits_per_byte(
@@ -144,8 +144,8 @@ def discounts(a: np.ndarray) -> np.ndarray:
     found = [0.0]
     y = n[1] / (n[1] + 2 * n[2]) if n[1] else 0.0
     for r, unknown in enumerate(UNKNOWN, 1):
-        known = n[1] and n[2] and n[r]
-        found.append(min(max(r - (r + 1) * y * n[r + 1] / n[r], 0.0), r) if known else unknown)
+        guess = r - (r + 1) * y * n[r + 1] / n[r] if n[1] and n[2] and n[r] else 0.0
+        found.append(guess if guess > 0 else unknown)  # nothing taken off would leave nothing for tokens not seen
     return np.array(found)
 
 

@@ -6,6 +6,7 @@ losses, scores and observables are added over all, and the first process alone w
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -44,12 +45,12 @@ class Processes:
     def __enter__(self) -> Processes:
         if self.world > 1 and not dist.is_initialized():
             dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE))
+            # At the end of the process, not of the run: another run's group would meet this one's old addresses.
+            atexit.register(dist.destroy_process_group)
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        # After an error the others may be gone, and waiting for them would hide it.
-        if self.world > 1 and dist.is_initialized() and kind is None:
-            dist.destroy_process_group()
+    def __exit__(self, *_: object) -> None:
+        pass
 
     @property
     def first(self) -> bool:

@@ -92,8 +92,8 @@ class Task(ABC):
 
 def drawn(seed: int, *what: int) -> torch.Generator:
     """A generator for one purpose: the same for the same numbers, unrelated for others (a splitmix64 of them)."""
-    mixed = seed & 0xFFFFFFFFFFFFFFFF
-    for number in what:
+    mixed = 0
+    for number in (seed, *what):
         mixed = (mixed + 0x9E3779B97F4A7C15 + number) & 0xFFFFFFFFFFFFFFFF
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

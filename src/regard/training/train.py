@@ -81,8 +81,8 @@ def train(
         loop = Loop(opened, run, processes, Listener() if listener is None else listener)
         try:
             ended = loop.run()
-        except RuntimeError as error:
-            raise _lost(error, loop) from None
+        except (OSError, RuntimeError) as error:
+            raise _told(error, loop) from None
         result = _result(loop, ended)
         if processes.first and ended != "stopped":
             _finish(opened, loop, result)
@@ -134,13 +134,14 @@ def _finish(task: Task, loop: Loop, result: Result) -> None:
         temporary.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
-def _lost(error: RuntimeError, loop: Loop) -> RuntimeError:
-    """An error of several processes in words, where it is about one of them being gone."""
-    said = " ".join(str(error).split())
-    if loop.processes.world == 1 or not any(word in said.lower() for word in LOST):
+def _told(error: OSError | RuntimeError, loop: Loop) -> OSError | RuntimeError:
+    """An error with what is left: where it is about the disk, or about another process that is gone."""
+    left = loop.checkpoints.left()
+    if isinstance(error, OSError):
+        return OSError(f"{error}; {left}")
+    said = " ".join(str(error).split()).lower()
+    if loop.processes.world == 1 or not any(word in said for word in LOST):
         return error
-    steps = loop.checkpoints.steps()
-    where = f"the last checkpoint is that of step {steps[-1]}" if steps else "there is no checkpoint yet"
     return RuntimeError(
-        f"another process of this run was lost at step {loop.state.step}; {where}, and the same command goes on from it"
+        f"another process of this run was lost at step {loop.state.step}; {left}, and the same command goes on"
     )

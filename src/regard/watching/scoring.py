@@ -14,6 +14,8 @@ A' leaves out sink keys (the first token, and special tokens), and rows with les
 With learned sinks H_i is −Σ_j A ln A over the keys alone, and ``sinks`` holds their weight too.
 
 Σ (A − p)² over visible pairs is Σ A² − Σ_δ c(δ) p(δ)², c counting the rows that see δ: one pass over A will do.
+Sums by offset give ``previous``, ``distance``, ``centre`` and E[δ²] too. A' is A's rows divided by what is left of
+them, so that both come from the same pass: sink keys are taken out of the weights, and added where A is meant.
 """
 
 from __future__ import annotations
@@ -24,122 +26,96 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from regard.kernels.tiles import Problem, best_products, full_precision, score_tile
+from regard.kept import KeptCall
 from regard.observables import Observation
+from regard.watching.places import Where
 from regard.watching.probes import Probe
 
 __all__ = ["NAMES", "Sums", "Tally", "score", "tally"]
 
 LEAST = 1e-3  # of a row's weight must lie outside the sinks for the rest to mean anything
 SPECIAL = 8  # class, distillation and register tokens at most
-CELLS = 2**22  # weights of all heads of a layer in memory at once
+CELLS = 2**18  # weights of all heads of a layer in hand at once
+FAR, FAINT = -700.0, 1e-300  # e^x is less than that there, and taken for 0; processors are slow at smaller numbers
 NAMES = (
     *("sink", "sink4", "sinks", "previous", "positional", "duplicate", "copied", "induction"),
     *("spread", "distance", "fit", "convolution", "width"),
 )
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is known of the rows ``at`` of one text before any weight is: who may be looked at, and who is who."""
-
-    counted: Tensor  # [r]
-    see: Tensor  # [H or 1, r, m]
-    place: Tensor  # [r, m] the number of a pair's offset
-    distance: Tensor  # [r, m]
-    delta: Tensor  # [1 or 2, r, m] where a key stands relative to its query, on a line or on a grid
-    previous: Tensor  # [r, m] bool
-    duplicate: Tensor
-    later: Tensor  # [r] bool
-    same: Tensor  # [r, m] bool
-    followers: Tensor
+LOOKED = ("duplicate", "copied", "induction")  # scores of keys that are told by their tokens
 
 
 @dataclass
 class Sums:
-    """What adds up over rows and texts, for each head."""
+    """What adds up over rows, texts and processes, for each head; all float64."""
 
-    heads: int
-    places: int
+    offsets: Tensor  # [1 or 2, places] see Where
     total: dict[str, Tensor] = field(default_factory=dict)
-
-    def add(self, A: Tensor, see: Tensor, rows: Tensor, asked: Asked) -> None:
-        """``A [H, r, m]`` in float64, 0 where not seen; ``rows [H, r]`` those that count."""
-        A = torch.where(rows.unsqueeze(-1), A, 0.0)
-        seen = see & rows.unsqueeze(-1)
-        visible = seen.sum(-1).double()
-        uniform = torch.where(seen, 1 / visible.clamp(min=1).unsqueeze(-1), 0.0)
-        keys = A.shape[-1]
-        self._more("rows", rows.sum(-1))
-        self._more("sink", A[..., :1].sum((-1, -2)))
-        self._more("sink4", A[..., : min(4, keys)].sum((-1, -2)))
-        self._more("previous", (A * asked.previous).sum((-1, -2)))
-        self._more("previous rows", (rows & asked.previous.any(-1)).sum(-1))
-        self._more("duplicate", (A * asked.duplicate).sum((-1, -2)))
-        later = rows & asked.later
-        self._more("later rows", later.sum(-1))
-        for name, keys_of in (("copied", asked.same), ("induction", asked.followers)):
-            self._more(name, (A * (keys_of & asked.later.unsqueeze(-1))).sum((-1, -2)))
-            self._more(f"{name} chance", (uniform * (keys_of & asked.later.unsqueeze(-1))).sum((-1, -2)))
-        self._more("previous chance", (uniform * asked.previous).sum((-1, -2)))
-        entropy = -torch.special.xlogy(A, A).sum(-1)
-        self._more("spread", torch.where(visible > 1, entropy / visible.clamp(min=2).log(), 0.0).sum(-1))
-        self._more("distance", (A * asked.distance).sum((-1, -2)))
-        for axis, delta in enumerate(asked.delta):
-            mean = (A * delta).sum(-1)
-            self._more(f"centre {axis}", mean.sum(-1))
-            self._more("variance", ((A * delta**2).sum(-1) - mean**2).clamp(min=0).sum(-1))
-        peaks = asked.place.expand_as(A).gather(-1, A.argmax(-1, keepdim=True)).squeeze(-1)
-        on = torch.zeros(self.heads, self.places + 1, dtype=torch.float64, device=A.device)
-        self._more("peaks", on.scatter_add(1, peaks, rows.double()))
-        for name, map_ in (("A", A), ("U", uniform)):
-            self._more(f"{name} by place", self._by_place(map_, asked))
-            self._more(f"{name}²", (map_ * map_ * (asked.place < self.places)).sum((-1, -2)))
-        self._more("seen by place", self._by_place(seen.double(), asked))
 
     def scores(self) -> dict[str, Tensor]:
         """Every score of ``NAMES``, ``[H]``; NaN where no row could show it."""
-        t = self.total
-        rows = t["rows"].double()
-        fits = {}
-        for name in ("A", "U"):
-            mean = t[f"{name} by place"] / t["seen by place"].clamp(min=1)
-            explained = (t["seen by place"] * mean**2)[:, : self.places].sum(-1)  # the last place is nowhere
-            fits[name] = explained / t[f"{name}²"]
-        later = t["later rows"].double()
+        t, places = self.total, self.offsets.shape[1]
+        rows, later, seen = t["rows"], t["later rows"], t["seen by place"][:, :places]  # the last place is nowhere
+        A, U = (t[f"{name} by place"][:, :places] for name in ("A", "U"))
+        fit, uniform = ((x**2 / seen.clamp(min=1)).sum(-1) / t[f"{y}²"] for x, y in ((A, "A"), (U, "U")))
+        before = (self.offsets == -1).all(0) if len(self.offsets) == 1 else torch.zeros(places, dtype=torch.bool)
+        second = A @ (self.offsets**2).sum(0)
         return {
-            **{name: t[name] / rows for name in ("sink", "sink4", "duplicate", "spread", "distance")},
-            "previous": t["previous"] / t["previous rows"],
-            "previous chance": t["previous chance"] / t["previous rows"],
+            **{name: t[name] / rows for name in ("sink", "sink4", "duplicate", "spread")},
+            "distance": A @ self.offsets.norm(dim=0) / rows,
+            "previous": A[:, before].sum(-1) / t["previous rows"],
+            "previous chance": U[:, before].sum(-1) / t["previous rows"],
             **{name: t[name] / later for name in ("copied", "induction", "copied chance", "induction chance")},
-            "positional": t["peaks"][:, : self.places].amax(-1) / rows,
-            "fit": fits["A"],
-            "convolution": fits["A"] - fits["U"],
+            "positional": t["peaks"][:, :places].amax(-1) / rows,
+            "fit": fit,
+            "convolution": fit - uniform,
             # On a grid: down, then across.
-            **{name: x / rows for name, x in t.items() if name.startswith("centre")},
-            "width": (t["variance"] / rows).sqrt(),
+            **{f"centre {axis}": A @ delta / rows for axis, delta in enumerate(self.offsets)},
+            "width": ((second - t["mean²"]).clamp(min=0) / rows).sqrt(),
         }
 
-    def _more(self, name: str, value: Tensor) -> None:
-        value = value.double()
-        self.total[name] = self.total[name] + value if name in self.total else value
+    def more(self, name: str, value: Tensor, where: slice | None = None) -> None:
+        """Add ``[H]``, or ``[H, …]`` at some of the places."""
+        if name not in self.total:
+            size = value.shape if where is None else (len(value), self.offsets.shape[1] + 1)
+            self.total[name] = torch.zeros(size, dtype=torch.float64)
+        into = self.total[name]
+        (into if where is None else into[:, where]).add_(value)
 
-    def _by_place(self, x: Tensor, asked: Asked) -> Tensor:
-        found = torch.zeros(self.heads, self.places + 1, dtype=torch.float64, device=x.device)
-        return found.index_add_(1, asked.place.flatten(), x.expand(self.heads, -1, -1).flatten(1))
+
+@dataclass(frozen=True)
+class Strip:
+    """A few rows of one text in all heads. Weights are ``e^x``, with 0 at the sinks, which ``sunk`` has.
+
+    Of a pair of tensors the first is of A, and the second of A'.
+    """
+
+    rows: slice
+    rest: Tensor  # [H, r, m]
+    sunk: Tensor  # [H, r, S]
+    entropy: Tensor  # [2, H, r] −Σ A ln A
+    scale: Tensor  # [2, H, r] what makes e^x weights; 0 for rows that do not count
+    counts: Tensor  # [2, H, r] bool, rows that count
+    visible: Tensor  # [2, H, r] how many keys
+    see: Tensor  # [2, 1 or H, r, m] bool
+
+    def summed(self, rest: Tensor, sunk: Tensor) -> Tensor:
+        """Values of rows ``[H, r]``, of the rest and of the sinks → sums over rows of A and A', ``[2, H]``."""
+        return torch.stack([(self.scale[0] * (rest + sunk)).sum(-1), (self.scale[1] * rest).sum(-1)])
 
 
 @dataclass
 class Tally:
-    """What adds up of A and of A', over rows, texts and processes; ``moved`` is None where no values' norms were taken."""
+    """What adds up of A and of A'; ``moved`` is None where no values' norms were taken."""
 
     raw: Sums
     clean: Sums
     rest: Tensor  # [H]
-    chance: Tensor
+    chance: Tensor  # [H]
     moved: Tensor | None  # [2, H] what sinks move, and what all keys do
 
     def tensors(self) -> list[Tensor]:
-        """All of it, float64, in an order that is the same for the same model and probe: what processes add up."""
+        """All of it, in an order that is the same for the same model and probe: what processes add up."""
         moved = [] if self.moved is None else [self.moved]
         return [*self.raw.total.values(), *self.clean.total.values(), self.rest, self.chance, *moved]
 
@@ -153,6 +129,11 @@ class Tally:
             found["raw"]["moved"] = self.moved[0] / self.moved[1]
         return found
 
+    def more(self, name: str, values: Tensor, where: slice | None = None) -> None:
+        """``[2, H, …]`` of A and of A'."""
+        self.raw.more(name, values[0], where)
+        self.clean.more(name, values[1], where)
+
 
 def score(observation: Observation, probe: Probe, grid: tuple[int, int] | None = None) -> dict[str, dict[str, Tensor]]:
     """``{"raw": …, "clean": …}``: the scores of A and of A' of all heads that were kept; see the module."""
@@ -164,75 +145,174 @@ def tally(observation: Observation, probe: Probe, grid: tuple[int, int] | None =
     n, m = observation.n, observation.m
     if n is None or m is None or observation.counted is None or not observation.kept:
         raise ValueError("scores need one call's q and k; observe with Observe(keep=True), and call the model once")
-    heads = len(observation.heads)
     if grid is not None and not 0 <= m - grid[0] * grid[1] <= SPECIAL:
         raise ValueError(
             f"grid is {grid}, {grid[0] * grid[1]} patches, but there are {m} keys: give the model's own (height, width)"
         )
-    places = n + m - 1 if grid is None else (2 * grid[0] - 1) * (2 * grid[1] - 1)
-    raw, clean = Sums(heads, places), Sums(heads, places)
-    rest_sum, chance = torch.zeros(2, heads, dtype=torch.float64)
+    heads, where, norms = len(observation.heads), Where(n, m, grid), observation.value_norm
     if grid is not None:
         special = torch.arange(m) < m - grid[0] * grid[1]  # class tokens
     else:
         special = probe.special if len(probe.special) == m else torch.zeros(m, dtype=torch.bool)
-    moved = torch.zeros(2, heads, dtype=torch.float64)
+    sinks = special.nonzero().flatten()
+    moved = None if norms is None else torch.zeros(2, heads, dtype=torch.float64)
+    zeros = torch.zeros(2, heads, dtype=torch.float64)
+    found = Tally(Sums(where.offsets()), Sums(where.offsets()), zeros[0], zeros[1], moved)
     for batch in range(observation.counted.shape[0]):
-        for at, asked in _strips(observation, probe, batch, grid, places):
-            A = torch.stack([observation.weights(h, at, batch=batch) for h in observation.heads]).double().cpu()
-            rows = asked.counted.expand(heads, -1) & asked.see.any(-1)
-            raw.add(A, asked.see.expand(heads, -1, -1), rows, asked)
-            rest = A.masked_fill(special, 0.0)
-            mass = rest.sum(-1, keepdim=True)
-            chance += (asked.see & special).sum(-1).div(asked.see.sum(-1).clamp(min=1)).mul(rows).sum(-1).double()
-            rest_sum += torch.where(rows, mass.squeeze(-1), 0.0).sum(-1)
-            some = rows & (mass.squeeze(-1) >= LEAST)
-            others = replace(asked, previous=asked.previous & ~special)  # a row after a sink has no token before it
-            clean.add(rest / mass.clamp(min=LEAST), (asked.see & ~special).expand(heads, -1, -1), some, others)
-            if observation.value_norm is not None:
-                weighed = torch.where(rows, A.transpose(0, 2).transpose(1, 2), 0.0)  # [m, H, r]
-                norms = observation.value_norm[batch].double().cpu().T.unsqueeze(-1)  # [m, H, 1]
-                moved += torch.stack([(weighed * norms)[special].sum((0, 2)), (weighed * norms).sum((0, 2))])
-    return Tally(raw, clean, rest_sum, chance, None if observation.value_norm is None else moved)
+        for strip in _strips(observation, batch, where, sinks):
+            place = where.place(strip.rows)
+            _add_rows(found, strip, where, sinks, place)
+            _add_places(found, strip, where, sinks, place)
+            _add_looked(found, strip, probe, batch, where, sinks)
+            if norms is not None and moved is not None:
+                norm, scale = norms[batch].cpu().double(), strip.scale[0].unsqueeze(1)  # [H, m], [H, 1, r]
+                by_sinks = ((scale @ strip.sunk).squeeze(1) * norm[:, sinks]).sum(-1)
+                moved += torch.stack([by_sinks, by_sinks + ((scale @ strip.rest).squeeze(1) * norm).sum(-1)])
+    return found
 
 
-def _strips(
-    observation: Observation, probe: Probe, batch: int, grid: tuple[int, int] | None, places: int
-) -> Iterator[tuple[Tensor, Asked]]:
-    n, m, heads = observation.n, observation.m, len(observation.heads)
-    assert n is not None and m is not None and observation.counted is not None
-    ids = probe.ids[batch % len(probe.ids)]  # a layer that is called again (shared weights) has read the same texts
-    step = max(1, CELLS // (heads * m))
+def _strips(observation: Observation, batch: int, where: Where, sinks: Tensor) -> Iterator[Strip]:
+    """The rows of one text, a few at a time."""
+    assert observation.counted is not None
+    call, entry = observation._call(batch)
+    assert isinstance(call, KeptCall)
+    problem = _one(call, entry)
+    heads, n, m = len(observation.heads), where.n, where.m
+    # A head's own empty rows are told by what it sees; a class token's row stands nowhere.
+    counted = observation.counted[batch].any(0).cpu() & ~where.nowhere()
+    step = max(1, CELLS // (heads * m * (problem.q.shape[3] if problem.hard else 1)))
     for i in range(0, n, step):
-        at = torch.arange(i, min(i + step, n))
-        see = torch.stack([observation.sees(h, at, batch=batch) for h in observation.heads]).cpu()
-        delta, distance, place = _offsets(at, n, m, grid, places)
-        none = torch.zeros(len(at), m, dtype=torch.bool)
-        same = duplicate = followers = none
-        later = torch.zeros(len(at), dtype=torch.bool)
-        text = grid is None and n == m == len(ids)
-        if text:
-            duplicate = (ids[at].unsqueeze(-1) == ids) & (delta[0] < 0)
-        if text and probe.block:
-            same, followers, later = probe.earlier(0, at), probe.earlier(1, at), probe.later()[at]
-        counted = observation.counted[batch].any(0).cpu()[at]  # a head's own empty rows are told by what it sees
-        if grid is not None:
-            counted = counted & (place < places).any(-1)  # a class token stands nowhere
-        previous = delta[0] == -1 if grid is None else none
-        yield at, Asked(counted, see, place, distance, delta, previous, duplicate, later, same, followers)
+        rows = slice(i, min(i + step, n))
+        x, see, own = _logits(problem, rows)
+        x, see, own = x.cpu().double(), see.cpu(), own.cpu().double()
+        rest = torch.threshold_(x.exp(), FAINT, 0.0)
+        products = x.mul_(rest)
+        logs, sunk_logs = products.index_fill(2, sinks, 0.0).sum(-1), products[..., sinks].sum(-1)
+        sunk = rest[..., sinks]
+        rest.index_fill_(2, sinks, 0.0)
+        left, taken = rest.sum(-1), sunk.sum(-1)
+        total = left + taken + own
+        total = torch.where(total > 0, total, 1.0)
+        see = torch.stack([see, see.index_fill(2, sinks, False)])
+        visible = see.sum(-1).double().expand(2, heads, -1)
+        some = counted[rows] & (visible[0] > 0)
+        counts = torch.stack([some, some & (left / total >= LEAST)])
+        # Rows of A add up to total, and rows of A' to what is left: −Σ A ln A = ln total · Σ A − Σ A x.
+        totals = torch.stack([total, left.clamp(min=LEAST * total)])
+        within = torch.stack([left + taken, left])
+        entropy = (within * totals.log() - torch.stack([logs + sunk_logs, logs])) / totals
+        yield Strip(rows, rest, sunk, entropy, counts / totals, counts, visible, see)
 
 
-def _offsets(at: Tensor, n: int, m: int, grid: tuple[int, int] | None, places: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``delta, distance, place``; a pair that stands nowhere on the grid has the place behind the last."""
-    query, key = at.unsqueeze(-1) + m - n, torch.arange(m)
-    if grid is None:
-        delta = key - query
-        return delta.unsqueeze(0), delta.abs(), delta + m - 1
-    height, width = grid
-    first = m - height * width
-    on = (query >= first) & (key >= first)
-    down = torch.div(key - first, width, rounding_mode="floor") - torch.div(query - first, width, rounding_mode="floor")
-    across = (key - first) % width - (query - first) % width
-    place = torch.where(on, (down + height - 1) * (2 * width - 1) + across + width - 1, places)
-    delta = torch.where(on, torch.stack([down, across]), 0)
-    return delta, (delta**2).sum(0).double().sqrt(), place
+def _one(call: KeptCall, entry: int) -> Problem:
+    """One entry of a call's batch, all heads."""
+
+    def one(x: Tensor | None) -> Tensor | None:
+        return x if x is None or x.shape[0] == 1 else x[entry : entry + 1]
+
+    s = call.scores
+    terms = tuple(replace(term, table=one(term.table)) for term in s.terms)
+    scores = replace(s, lo=one(s.lo), hi=one(s.hi), mask=one(s.mask), bias=one(s.bias), terms=terms)
+    return Problem(call.q[entry : entry + 1], call.k[entry : entry + 1], scores)
+
+
+def _logits(problem: Problem, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+    """``x [H, r, m]``, logits less their row's largest one; who sees whom; ``e^x [H, r]`` of learned sinks."""
+    keys = slice(0, problem.k.shape[2])
+    with full_precision(problem.q):
+        tile = score_tile(problem, rows, keys, best_products(problem, rows, [keys]))
+    logits = tile.logits[0]
+    high = logits.amax(-1, keepdim=True)
+    sinks = problem.scores.sinks
+    if sinks is not None:
+        high = torch.maximum(high, sinks.to(high.dtype).view(-1, 1, 1))
+    high = torch.where(high == -torch.inf, 0.0, high)
+    own = torch.zeros_like(high) if sinks is None else (sinks.to(high.dtype).view(-1, 1, 1) - high).exp()
+    x = (logits - high).clamp_(min=FAR)
+    see = torch.ones_like(x[:1], dtype=torch.bool) if tile.visible is None else tile.visible[0]
+    return x, see.expand(-1, *x.shape[1:]), own.squeeze(-1)
+
+
+def _add_rows(found: Tally, strip: Strip, where: Where, sinks: Tensor, place: Tensor) -> None:
+    """What is said of single rows: the first keys, entropy, and where the mean and the peak stand."""
+    counts, visible, rest, sunk = strip.counts, strip.visible, strip.rest, strip.sunk
+    found.more("rows", counts.sum(-1))
+    found.rest += (strip.scale[0] * rest.sum(-1)).sum(-1)
+    found.chance += (counts[0] * (1 - visible[1] / visible[0].clamp(min=1))).sum(-1)
+    for name, first in (("sink", 1), ("sink4", 4)):
+        found.more(name, strip.summed(rest[..., :first].sum(-1), sunk[..., sinks < first].sum(-1)))
+    spread = torch.where(visible > 1, strip.entropy / visible.clamp(min=2).log(), 0.0)
+    found.more("spread", torch.where(counts, spread, 0.0).sum(-1))
+    query, key = where.coordinates()
+    for at, axis in zip(query[strip.rows].T, key.T, strict=True):
+        mean = rest @ axis - at * rest.sum(-1)
+        of_sinks = sunk @ axis[sinks] - at * sunk.sum(-1) if where.grid is None else torch.zeros_like(mean)
+        found.more("mean²", (torch.stack([mean + of_sinks, mean]) * strip.scale).square().sum(-1))
+    highest, peak = rest.max(-1)
+    peaks = torch.stack([peak, peak])
+    if len(sinks):
+        most, which = sunk.max(-1)
+        peaks[0] = torch.where((most > highest) | ((most == highest) & (sinks[which] < peak)), sinks[which], peak)
+    at = place.gather(1, peaks.permute(2, 0, 1).flatten(1)).unflatten(1, peaks.shape[:2])  # [r, 2, H]
+    on = torch.zeros(*peaks.shape[:2], where.places + 1, dtype=torch.float64)
+    found.more("peaks", on.scatter_add_(2, at.permute(1, 2, 0), counts.double()), slice(None))
+
+
+def _add_places(found: Tally, strip: Strip, where: Where, sinks: Tensor, place: Tensor) -> None:
+    """What is summed by offset: A, a uniform map U, how many rows see a key there; and Σ A², Σ U²."""
+    rows, heads = strip.rows, len(strip.rest)
+    span = where.span(rows)
+    counts, uniform = strip.counts.double(), strip.counts / strip.visible.clamp(min=1)
+    weights = strip.scale.transpose(0, 1) @ where.laid_out(strip.rest, rows, place)  # [H, 2, places]
+    found.more("A by place", weights.transpose(0, 1), span)
+    groups = strip.see.shape[1]
+    seen = where.laid_out(strip.see[1].double(), rows, place)  # [1 or H, r, places]
+    asked = torch.stack([counts, uniform], 2).permute(1, 0, 2, 3).reshape(groups, -1, seen.shape[1])
+    by_place = (asked @ seen).reshape(heads, 2, 2, -1).permute(2, 1, 0, 3)
+    for name, values in zip(("seen by place", "U by place"), by_place, strict=True):
+        found.more(name, values, span)
+    on = torch.zeros_like(strip.sunk[0]) if where.grid is not None else torch.ones_like(strip.sunk[0])
+    squares = [torch.linalg.vecdot(strip.rest, strip.rest), (strip.sunk.square() * on).sum(-1)]
+    raw, clean = strip.scale.square()
+    found.more("A²", torch.stack([(raw * sum(squares)).sum(-1), (clean * squares[0]).sum(-1)]))
+    many = strip.visible if where.grid is None else strip.visible[1].expand_as(strip.visible)
+    found.more("U²", (uniform.square() * many).sum(-1))
+    if len(sinks):  # of A, not of A'
+        at = place[:, sinks].flatten()
+        see = strip.see[0][..., sinks]
+        for name, values in (
+            ("A by place", strip.scale[0].unsqueeze(-1) * strip.sunk),
+            ("seen by place", counts[0].unsqueeze(-1) * see),
+            ("U by place", uniform[0].unsqueeze(-1) * see),
+        ):
+            found.raw.total[name].index_add_(1, at, values.flatten(1))
+
+
+def _add_looked(found: Tally, strip: Strip, probe: Probe, batch: int, where: Where, sinks: Tensor) -> None:
+    """What is told by tokens: earlier copies of a token, what followed them, and the token before."""
+    at = torch.arange(where.n)[strip.rows]
+    before = at + where.m - where.n - 1
+    there = torch.stack([before >= 0, (before >= 0) & ~torch.isin(before, sinks)])  # a row after a sink has none
+    there = there if where.grid is None else torch.zeros_like(there)
+    found.more("previous rows", (strip.counts & there.unsqueeze(1)).sum(-1))
+    ids = probe.ids[batch % len(probe.ids)]  # a layer that is called again (shared weights) has read the same texts
+    text = where.grid is None and where.n == where.m == len(ids)
+    later = probe.later()[at] if text and probe.block else torch.zeros(len(at), dtype=torch.bool)
+    found.more("later rows", (strip.counts & later).sum(-1))
+    uniform = strip.counts / strip.visible.clamp(min=1)
+    for name in LOOKED:
+        if not text or (name != "duplicate" and not probe.block):
+            keys = None
+        elif name == "duplicate":
+            keys = (ids[at].unsqueeze(-1) == ids) & (torch.arange(where.m) < at.unsqueeze(-1))
+        else:
+            keys = probe.earlier(LOOKED.index(name) - 1, at) & later.unsqueeze(-1)
+        none = torch.zeros_like(strip.scale[..., 0])
+        if keys is not None:
+            looked = torch.linalg.vecdot(strip.rest, keys.double())
+            found.more(name, strip.summed(looked, (strip.sunk * keys[:, sinks]).sum(-1)))
+        else:
+            found.more(name, none)
+        if name != "duplicate":
+            chance = none if keys is None else (uniform * (strip.see & keys).sum(-1)).sum(-1)
+            found.more(f"{name} chance", chance)

@@ -41,7 +41,7 @@ VOCABULARY = (*SPECIAL, *(word for words_ in LISTS for word in words_))
 MOST = 5  # distractors
 FAR = 3  # distractors from which a sentence counts for the score
 HELD_OUT = 16  # one combination of nouns in so many is never trained on
-TRAIN, CHECK = range(2)  # what is drawn
+TRAIN, CHECK = 11, 12  # what is drawn
 OF = {word: i for i, word in enumerate(VOCABULARY)}
 FIRST_VERB = OF["is"]  # then is, are, was, were …: even places are singular
 
@@ -71,7 +71,7 @@ class AgreementTask(Task):
 
     def model(self) -> Model:
         config = llama(self.given.model, len(VOCABULARY), longest=64)
-        return create(config, beside={"tokenizer.json": words(VOCABULARY)}, std=0.05)
+        return create(config, beside=words(VOCABULARY), std=0.05)
 
     def batch(self, step: int) -> Batch:
         return sentences(drawn(self.given.seed, TRAIN, step), self.given.batch, held_out=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,26 +22,24 @@ SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")  # the first ids of every vocabulary
 
 def summed(logits: Tensor, targets: Tensor) -> Tensor:
     """``−Σ ln p(target)``: logits ``[…, V]``, targets ``[…]``; those that are ``NOTHING`` add nothing."""
-    return F.cross_entropy(
-        logits.flatten(0, -2).float(), targets.flatten(), ignore_index=NOTHING, reduction="sum"
-    )
+    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=NOTHING, reduction="sum")
 
 
-def words(vocabulary: Sequence[str]) -> bytes:
-    """``tokenizer.json`` of words between spaces; a text begins with ``<s>``."""
+def words(vocabulary: Sequence[str]) -> dict[str, bytes]:
+    """The files of a tokenizer of words between spaces; a text begins with ``<s>``."""
     tokenizer = _tokenizer(vocabulary)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{SPECIAL[BEGIN]} $A", special_tokens=_marks())
-    return tokenizer.to_str().encode()
+    return _files(tokenizer)
 
 
-def characters(vocabulary: Sequence[str]) -> bytes:
-    """``tokenizer.json`` of characters; a text ends with ``</s>``."""
+def characters(vocabulary: Sequence[str]) -> dict[str, bytes]:
+    """The files of a tokenizer of characters; a text ends with ``</s>``."""
     tokenizer = _tokenizer(vocabulary)
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?s:.)"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {SPECIAL[END]}", special_tokens=_marks())
     tokenizer.decoder = decoders.Fuse()  # without spaces between them
-    return tokenizer.to_str().encode()
+    return _files(tokenizer)
 
 
 def _tokenizer(vocabulary: Sequence[str]) -> Tokenizer:
@@ -48,6 +47,16 @@ def _tokenizer(vocabulary: Sequence[str]) -> Tokenizer:
     tokenizer = Tokenizer(model)
     tokenizer.add_special_tokens(list(SPECIAL))
     return tokenizer
+
+
+def _files(tokenizer: Tokenizer) -> dict[str, bytes]:
+    """``tokenizer.json``, and what keeps ``transformers`` from reading it as the family's own kind."""
+    names = zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIAL, strict=True)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **dict(names)}
+    return {
+        "tokenizer.json": tokenizer.to_str().encode(),
+        "tokenizer_config.json": json.dumps(settings, indent=2).encode() + b"\n",
+    }
 
 
 def _marks() -> list[tuple[str, int]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -14,11 +15,156 @@ from regard.config import Config
 from regard.models import Model, create
 from regard.training.recipe import Recipe
 from regard.training.task import Batch, Task, drawn
-from regard.training.tasks.common import END, NOTHING, PAD, SPECIAL, UNKNOWN, characters, summed
+from regard.training.tasks.common import END, PAD, SPECIAL, UNKNOWN, characters, summed
+from regard.training.tasks.written_dates import FIRST, FORMS, LAST, held_out, spaced
 from regard.watching.probes import Probe
 
-__all__ = ["FORMS", "DatesTask", "held_out"]
+__all__ = ["DatesTask"]
 
-ONES = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-ONES_ = ("", *ONES.split(), "eighteen", "nineteen")
-TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+CHARACTERS = " ,.-/0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+VOCABULARY = (*SPECIAL, *CHARACTERS)
+OF = {character: i for i, character in enumerate(VOCABULARY)}
+TARGET = 11  # 1987-03-03 and its end
+TRAIN, CHECK = 11, 12  # what is drawn
+CASES = (str, str, str.lower, str.upper)
+
+
+class DatesTask(Task):
+    """``Tue 3 Mar 1987 → 1987-03-03``: 19 written forms in small, large or mixed letters, with spaces as people type
+
+    Dates are those of 1900 … 2099. One *date* in 16 is held out, by a hash of it: it is never trained on, in any form.
+    The score is exact match on them: every character of the answer and its end are right.
+    """
+
+    name: ClassVar[str] = "dates"
+    about: ClassVar[str] = "written dates to ISO dates: a small T5, character by character"
+    recipe: ClassVar[Recipe] = Recipe(
+        task="dates",
+        steps=1200,
+        batch=128,
+        rate=3e-3,
+        warmup=100,
+        model={"d": 64, "heads": 4, "layers": 2, "hidden": 256},
+        data={"checks": 2048},
+    )
+    score: ClassVar[str] = "exact"
+    higher: ClassVar[bool] = True
+
+    def model(self) -> Model:
+        sizes = self.given.model
+        d, heads = int(sizes["d"]), int(sizes["heads"])
+        if heads < 1 or d % heads:
+            raise ValueError(f"model.heads is {heads}; it must divide model.d, which is {d}")
+        ends = {"decoder_start_token_id": PAD, "eos_token_id": END, "pad_token_id": PAD}
+        config: dict[str, Any] = {
+            "model_type": "t5",
+            "architectures": ["T5ForConditionalGeneration"],
+            "is_encoder_decoder": True,
+            "vocab_size": len(VOCABULARY),
+            "d_model": d,
+            "d_kv": d // heads,
+            "d_ff": sizes["hidden"],
+            "num_layers": sizes["layers"],
+            "num_decoder_layers": sizes["layers"],
+            "num_heads": heads,
+            "relative_attention_num_buckets": 32,
+            "relative_attention_max_distance": 128,
+            "dropout_rate": 0.0,  # no two batches are alike: there is nothing to learn by heart
+            "feed_forward_proj": "relu",
+            "layer_norm_epsilon": 1e-6,
+            "tie_word_embeddings": True,
+            **ends,
+        }
+        beside = {
+            **characters(VOCABULARY),
+            "generation_config.json": json.dumps(ends, indent=2).encode() + b"\n",
+        }
+        model = create(config, beside=beside, std=0.05)
+        model.generation = Config(ends)
+        # As T5 does: the tied head divides logits by √d, so that embeddings of size 1 make logits of size 1.
+        nn.init.normal_(model.get_parameter("encoder.tokens.embedding.weight"), std=1.0)
+        return model
+
+    def batch(self, step: int) -> Batch:
+        return pairs(drawn(self.given.seed, TRAIN, step), self.given.batch, held_out=False)
+
+    def count(self, batch: Batch) -> int:
+        return int(batch["target"].numel())
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return summed(self._logits(model, batch), batch["target"])
+
+    def checks(self) -> Sequence[Batch]:
+        count = int(self.given.data["checks"])
+        if count < 1:
+            raise ValueError(f"data.checks is {count}; at least 1 held-out date is needed")
+        # The same for every seed of a recipe, so that scores of several seeds compare.
+        whole = pairs(drawn(0, CHECK), count, held_out=True)
+        return [{name: x[at : at + 256] for name, x in whole.items()} for at in range(0, count, 256)]
+
+    def check(self, model: nn.Module, batch: Batch) -> dict[str, float]:
+        logits = self._logits(model, batch)
+        # Greedy writing goes as the target does for as long as it is right. So it writes the target exactly if every
+        # character is the likeliest one after the *true* ones before it, and one pass tells.
+        right = logits.argmax(-1) == batch["target"]
+        return {
+            "loss": float(summed(logits, batch["target"])),
+            "characters": float(right.numel()),
+            "right characters": float(right.sum()),
+            "right": float(right.all(-1).sum()),
+            "dates": float(len(right)),
+        }
+
+    def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return {
+            "loss": sums["loss"] / sums["characters"],
+            "exact": sums["right"] / sums["dates"],
+            "characters": sums["right characters"] / sums["characters"],
+        }
+
+    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        source, target = batch["source"], batch["target"]
+        logits: Tensor = model(source, _shifted(target), padding=source != PAD)
+        return logits
+
+    def probes(self) -> Sequence[Probe]:
+        """Natural: held-out dates whose sources are of one length, so that nothing is padded; source, then target."""
+        whole = pairs(drawn(0, CHECK), 2048, held_out=True)
+        lengths = (whole["source"] != PAD).sum(-1)
+        length = int(lengths.mode().values)
+        chosen = lengths == length
+        ids = torch.cat([whole["source"][chosen, :length], _shifted(whole["target"][chosen])], 1)[:32]
+        return [Probe("natural", ids, torch.zeros(ids.shape[1], dtype=torch.bool))]
+
+    def ask(self, model: nn.Module, inputs: Tensor) -> Any:
+        """A probe's row holds the source, and in its last 11 places what the decoder reads."""
+        return model(inputs[:, :-TARGET], inputs[:, -TARGET:])
+
+
+def _shifted(target: Tensor) -> Tensor:
+    """What the decoder reads: the start, then the target without its end."""
+    return torch.cat([torch.full_like(target[:, :1], PAD), target[:, :-1]], 1)
+
+
+@cache
+def _days(held: bool) -> Tensor:
+    """The dates of one side of the split, as days from the first."""
+    return torch.tensor([day for day in range((LAST - FIRST).days + 1) if held_out(day) == held])
+
+
+def pairs(draw: torch.Generator, count: int, *, held_out: bool) -> Batch:
+    """``source [count, m]`` and ``target [count, 11]``, both with their ends; sources are filled up with ``<pad>``."""
+    days = _days(held_out)
+    which = torch.randint(len(days), (count,), generator=draw)
+    forms, cases, spaces = (torch.randint(n, (count,), generator=draw).tolist() for n in (len(FORMS), len(CASES), 4))
+    sources, targets = [], []
+    for day, form, case, space in zip(days[which].tolist(), forms, cases, spaces, strict=True):
+        date = FIRST + timedelta(day)
+        text = CASES[case](spaced(FORMS[form](date), space))
+        sources.append([*(OF.get(x, UNKNOWN) for x in text), END])
+        targets.append([*(OF[x] for x in date.isoformat()), END])
+    width = max(map(len, sources))
+    return {
+        "source": torch.tensor([row + [PAD] * (width - len(row)) for row in sources]),
+        "target": torch.tensor(targets),
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -16,7 +17,7 @@ from regard.watching.probes import Probe
 
 __all__ = ["RepeatsTask"]
 
-TRAIN, CHECK = range(2)  # what is drawn
+TRAIN, CHECK = 11, 12  # what is drawn
 
 
 class RepeatsTask(Task):
@@ -24,29 +25,29 @@ class RepeatsTask(Task):
 
     The block has ``data.shortest`` … n/2 tokens, and it and its copy begin anywhere (the copy after the block's end).
     Since no other token comes twice, a token of the copy tells exactly what follows: an induction head looks up where
-    it stood before and takes the next one. The score is the accuracy on those tokens: the copy without its first one,
-    which nothing announces. Nothing else can be known, and the loss is taken over all tokens as a language model's is.
-    Sequences are held out by being drawn from another stream: of some 10⁷⁰ none comes twice.
+    it stood before and takes the next one. Loss and score are of those tokens alone: the copy without its first one,
+    which nothing announces. (A loss over all tokens would teach first of all that what was seen does not come again.)
+    Texts are held out by being drawn from another stream: there are more than 10¹⁰⁰, and none is drawn twice.
     """
 
     name: ClassVar[str] = "repeats"
     about: ClassVar[str] = "random tokens with a repeated block: a small Llama grows induction heads, at once"
     recipe: ClassVar[Recipe] = Recipe(
         task="repeats",
-        steps=1500,
+        steps=600,
         batch=64,
         rate=2e-3,
         warmup=100,
         evaluate=25,
         model={"d": 64, "heads": 4, "layers": 2, "hidden": 128},
-        data={"tokens": 64, "vocabulary": 96, "shortest": 8, "checks": 512},
+        data={"tokens": 64, "vocabulary": 96, "shortest": 8, "checks": 256},
     )
     score: ClassVar[str] = "accuracy"
     higher: ClassVar[bool] = True
 
-    def __init__(self, *given: object, **named: object) -> None:
-        super().__init__(*given, **named)  # type: ignore[arg-type]
-        data = {name: int(value) for name, value in self.given.data.items()}
+    def __init__(self, recipe: Recipe, prepared: Path | None = None) -> None:
+        super().__init__(recipe, prepared)
+        data = {name: int(value) for name, value in recipe.data.items()}
         self.n, self.ordinary, self.shortest = data["tokens"], data["vocabulary"], data["shortest"]
         if not 2 <= self.shortest <= self.n // 2:
             raise ValueError(f"data.shortest is {self.shortest}; a block has 2 … {self.n // 2} tokens, half the text")
@@ -58,7 +59,7 @@ class RepeatsTask(Task):
     def model(self) -> Model:
         vocabulary = (*SPECIAL, *(f"t{i}" for i in range(self.ordinary)))
         config = llama(self.given.model, len(vocabulary), longest=2 * self.n)
-        return create(config, beside={"tokenizer.json": words(vocabulary)}, std=0.05)
+        return create(config, beside=words(vocabulary), std=0.05)
 
     def batch(self, step: int) -> Batch:
         return self.texts(drawn(self.given.seed, TRAIN, step), self.given.batch)

@@ -1,0 +1,169 @@
+"""Figures of how heads evolved: a number over time, maps as a film, and when each head took its type.
+
+Time goes by the logarithm of the step, with 0 before it. ``regard.plots.save`` writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from regard import plots
+from regard.plots import EDGE, SERIES, _font, _frame, _inches, _name_axes, _part, _thin_ticks
+from regard.shapes import integer
+from regard.training.evolution import Evolution
+from regard.watching.kinds import KINDS
+from regard.watching.table import COLUMNS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["arrivals", "film", "trajectories"]
+
+# Heads begin by averaging, which is grey; the others have the colours of lines, which colour-blind people tell apart.
+KIND_COLOURS = {"averaging": "#c4c4c4"} | dict(zip([x for x in KINDS if x != "averaging"], SERIES, strict=True))
+SIDE_BY_SIDE = 3  # kinds of one head at one time, the surest first
+
+
+def trajectories(evolution: Evolution, name: str = "entropy") -> Figure:
+    """One number of every head over time, anything that ``Evolution.value`` knows: a line a head, coloured by layer."""
+    values = evolution.value(name).double().numpy()
+    if not np.isfinite(values).any():
+        raise ValueError(f"{name} is not known of any head here")
+    many = len(evolution.paths)
+    figure, axes = _frame(5.2, 3.2, left=0.6, right=0.75, bottom=0.45, title=f"{name} of {len(evolution.heads)} heads")
+    colours = _part("").colormaps["viridis_r"](np.linspace(0.12, 1.0, many))
+    layers = [evolution.paths.index(path) for path, _ in evolution.heads]
+    marker = "o" if len(evolution.steps) == 1 else None
+    for at, layer in enumerate(layers):
+        style = {"color": colours[layer], "linewidth": 1.1, "alpha": 0.85, "marker": marker, "markersize": 3}
+        axes.plot(evolution.steps, values[:, at], **style)
+    _time(axes, evolution.steps)
+    axes.spines[["top", "right"]].set_visible(False)
+    unit = COLUMNS.get(name, "")
+    _name_axes(axes, "step", f"{name}, {unit}" if unit == "nats" else name)
+    box, wide = axes.get_position(), figure.get_figwidth()
+    high = min(box.height, 0.22 * many / figure.get_figheight())
+    scale = figure.add_axes((box.x1 + 0.15 / wide, box.y0, 0.12 / wide, high))
+    scale.imshow(colours[:, None, :3], aspect="auto", origin="lower", extent=(0, 1, -0.5, many - 0.5))
+    every = -(-many // 24)
+    scale.set(xticks=[], yticks=range(0, many, every))
+    scale.yaxis.tick_right()
+    scale.spines[:].set(linewidth=0.5, color=EDGE)
+    _thin_ticks(scale)
+    scale.set_title("layer", loc="left", pad=4, **_font())
+    return figure
+
+
+def film(
+    evolution: Evolution, heads: Sequence[tuple[str, int]] | None = None, *, steps: int = 8, most: int = 6
+) -> Figure:
+    """Pooled maps at up to ``steps`` recorded steps, one row a head, each map by its own maximum.
+
+    ``heads`` are pairs (path, head); unless given, up to ``most`` that took a kind, the surest first, and then those
+    whose maps changed most.
+    """
+    integer("steps", steps, least=1)
+    integer("most", most, least=1)
+    chosen = _changed(evolution, most) if heads is None else list(heads)
+    if not chosen:
+        raise ValueError("heads is empty; give pairs (path, head), or None for those that changed most")
+    at = np.unique(np.linspace(0, len(evolution.steps) - 1, min(steps, len(evolution.steps))).round().astype(int))
+    shown = [evolution.steps[i] for i in at]
+    maps = [[evolution.map(step, *head).numpy() for step in shown] for head in chosen]
+    names = []
+    for head in chosen:
+        number = evolution.heads.index(head)
+        kinds = evolution.labels[-1][number][:1]
+        names.append(" ".join([evolution.label(number), *kinds]))
+    titles = {"row_labels": names, "column_labels": shown, "x_label": "step", "y_label": "layer.head"}
+    return plots.grid(maps, **titles, title=f"maps of {len(chosen)} heads: queries down, keys across")
+
+
+def arrivals(evolution: Evolution) -> Figure:
+    """When each head took its type: a row a head, coloured by the kinds it is sure to be, from record to record.
+
+    Where it is several at once the row is shared, the surest on top; a dot is where one came that stayed to the end.
+    """
+    many, steps = len(evolution.heads), evolution.steps
+    present = [kind for kind in KINDS if any(kind in named for step in evolution.labels for named in step)]
+    row = min(0.2, max(0.11, 11 / many))
+    high, legend = row * many, [kind for kind in KIND_COLOURS if kind in present] or ["no kinds"]
+    high = max(high, 0.17 * (len(legend) + 1))
+    left = 0.35 + _inches([evolution.label(many - 1)])
+    figure, axes = _frame(
+        5.2, high, left=left, right=0.45 + _inches(legend), bottom=0.45, title=f"when heads took their types: {evolution.model}"
+    )
+    _time(axes, steps, ends=True)
+    edges = [*steps, _end(steps)]
+    for at in range(many):
+        for s in range(len(steps)):
+            held = evolution.labels[s][at][:SIDE_BY_SIDE]
+            for k, kind in enumerate(held):
+                low, size = at - 0.42 + 0.84 * k / len(held), 0.84 / len(held)
+                span = {"left": edges[s], "width": edges[s + 1] - edges[s], "align": "edge", "linewidth": 0}
+                axes.barh(low, height=size, color=KIND_COLOURS[kind], **span)
+    rows = {head: at for at, head in enumerate(evolution.heads)}
+    for came in evolution.arrivals():
+        at = rows[came["path"], came["head"]]
+        held = evolution.labels[steps.index(came["step"])][at][:SIDE_BY_SIDE]
+        if came["kind"] in held:
+            y = at - 0.42 + 0.84 * (held.index(came["kind"]) + 0.5) / len(held)
+            axes.plot([came["step"]], [y], "o", markersize=2.4, color="white", markeredgecolor="#222222",
+                      markeredgewidth=0.5, clip_on=False, zorder=4)
+    every = 1 if row >= 0.11 else -(-int(0.11 / row))
+    axes.set(ylim=(many - 0.5, -0.5), yticks=range(0, many, every))
+    axes.set_yticklabels([evolution.label(at) for at in range(0, many, every)], **_font())
+    starts = [at for at in range(1, many) if evolution.heads[at][0] != evolution.heads[at - 1][0]]
+    for at in starts:
+        axes.axhline(at - 0.5, color=EDGE, linewidth=0.4)
+    axes.spines[["top", "right"]].set_visible(False)
+    _name_axes(axes, "step", "layer.head")
+    _legend(figure, axes, legend)
+    return figure
+
+
+def _changed(evolution: Evolution, most: int) -> list[tuple[str, int]]:
+    """Heads that took a kind other than averaging, the surest first, then by ‖last map − first map‖; in their order."""
+    sure = sorted(evolution.arrivals(), key=lambda row: -row["confidence"])
+    first = [(row["path"], row["head"]) for row in sure if row["kind"] != "averaging" and row["step"] > evolution.steps[0]]
+    maps = [evolution.records[k].tensors["map"] for k in (0, -1)]
+    change = (maps[1] - maps[0]).flatten(1).norm(dim=1)
+    then = [evolution.heads[at] for at in torch.argsort(change, descending=True, stable=True).tolist()]
+    chosen = list(dict.fromkeys([*first, *then]))[:most]
+    return sorted(chosen, key=evolution.heads.index)
+
+
+def _end(steps: Sequence[int]) -> float:
+    """How far the last record's colour is drawn: a little further on the logarithmic axis."""
+    return steps[-1] * 1.12 if steps[-1] > 1 else steps[-1] + 0.4
+
+
+def _time(axes: Any, steps: Sequence[int], *, ends: bool = False) -> None:
+    """Steps by their logarithm; 0 stands before 1, as far as 1 before 3."""
+    axes.set_xscale("symlog", linthresh=1, linscale=0.5)
+    _thin_ticks(axes)  # again: a scale brings ticks of its own
+    axes.set_xlim(steps[0], _end(steps) if ends or len(steps) == 1 else steps[-1])
+    last = max(1, steps[-1])
+    ticks = [0, *(10**k for k in range(len(str(last))))]
+    shown = [tick for tick in ticks if steps[0] <= tick <= last]
+    axes.set_xticks(shown or [steps[0]], [f"{tick:,}" for tick in shown or [steps[0]]], **_font())
+    small = [d * tick for tick in ticks[1:] for d in range(2, 10) if steps[0] <= d * tick <= last]
+    axes.set_xticks(small, minor=True)
+    axes.xaxis.set_minor_formatter(_part(".ticker").NullFormatter())
+
+
+def _legend(figure: Figure, axes: Any, kinds: Sequence[str]) -> None:
+    """Kinds beside the axes, from the top down, each in its colour."""
+    wide, high = figure.get_figwidth(), figure.get_figheight()
+    box = axes.get_position()
+    for k, kind in enumerate(kinds):
+        x, y = box.x1 + 0.15 / wide, box.y1 - (0.08 + 0.17 * k) / high
+        if kind in KIND_COLOURS:
+            patch = _part(".patches").Rectangle((x, y - 0.045 / high), 0.12 / wide, 0.09 / high)
+            patch.set(color=KIND_COLOURS[kind], transform=figure.transFigure, linewidth=0)
+            figure.add_artist(patch)
+        figure.text(x + 0.18 / wide, y, kind, va="center", **_font())

@@ -1,0 +1,267 @@
+"""Text: a small Llama learns what comes next in English, in subwords learned from the same text."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor, nn
+
+from regard.files import renamed
+from regard.models import Model, create
+from regard.models.text import Bytes, Text
+from regard.training import corpus, ngrams
+from regard.training.recipe import Recipe
+from regard.training.task import Batch, Task, drawn
+from regard.training.tasks.common import NOTHING, llama, summed
+from regard.watching.probes import Probe, Reader, natural, repeated
+
+__all__ = ["END", "TextTask"]
+
+END = "<|endoftext|>"  # between documents, and before every window and every prompt; id 0
+BYTES = 256
+TRAIN = 0  # what is drawn
+CHECKED = 16  # held-out windows at once
+TEXTS, BLOCK, TIMES = 2, 48, 3  # of the probes, as an atlas asks
+
+
+@dataclass(frozen=True)
+class _Data:
+    """``<|endoftext|> document <|endoftext|> document … <|endoftext|>`` of each part, as ids; token arrays as they are."""
+
+    train: Tensor
+    held: Tensor
+    size: float  # bytes of the held-out text
+    vocabulary: int
+    tokenizer: bytes | None
+
+
+class TextTask(Task):
+    """``id_1 … id_n → p(id_2) … p(id_{n+1})`` over windows of n tokens; the score is bits per byte:
+
+        Σ_held-out −log₂ p(token) / bytes of the held-out text
+
+    The text is Python's documentation (``corpus``), or ``data.path``: a text file, a folder of texts, a token array
+    (``.npy``, ``.safetensors``). About ``data.held`` of the documents are held out, whole, by a hash of their names;
+    the tokenizer (byte-level BPE of ``data.vocabulary`` tokens) is learned from the others alone. Held-out windows
+    overlap by half: every token is counted once, after n/2 others at least where that many stand before it.
+
+    An array brings no tokenizer: its ids lie below ``data.vocabulary``, and each stands for ``data.bytes`` bytes, 1
+    unless said, so that bits per byte are bits per token.
+    """
+
+    name: ClassVar[str] = "text"
+    about: ClassVar[str] = "English (Python's documentation, or your own text): a small Llama over subwords"
+    recipe: ClassVar[Recipe] = Recipe(
+        task="text",
+        steps=2400,
+        batch=8,
+        rate=2e-3,
+        warmup=100,
+        evaluate=300,
+        save=300,
+        model={"d": 192, "heads": 6, "layers": 4, "hidden": 512, "tied": True, "dropout": 0.0},
+        data={"path": "", "vocabulary": 2048, "window": 256, "held": 0.1, "bytes": 1.0},
+    )
+    score: ClassVar[str] = "bits per byte"
+    higher: ClassVar[bool] = False
+
+    def __init__(self, recipe: Recipe, prepared: Path | None = None) -> None:
+        super().__init__(recipe, prepared)
+        self.n = int(recipe.data["window"])
+        if self.n < 8:
+            raise ValueError(f"data.window is {self.n}; it must be a whole number ≥ 8")
+        self._opened: _Data | None = None
+
+    def prepare(self) -> None:
+        if self.prepared is not None and not (self.prepared / "tokens.safetensors").exists():
+            _write(_made(self.given), self.prepared)
+
+    def open(self) -> None:
+        data = _made(self.given) if self.prepared is None else _read(self.prepared)
+        for name, ids in (("training", data.train), ("held-out", data.held)):
+            if len(ids) <= self.n:
+                raise ValueError(
+                    f"the {name} part has {len(ids)} tokens, too few for a window of {self.n}; give more text, or a "
+                    f"smaller data.window"
+                )
+        self._opened = data
+
+    @property
+    def data(self) -> _Data:
+        """What ``open`` read."""
+        if self._opened is None:
+            raise RuntimeError("the task is not open; call prepare() and open() first")
+        return self._opened
+
+    @property
+    def end(self) -> int | None:
+        """The id of ``<|endoftext|>``; token arrays have none of ours."""
+        return None if self.data.tokenizer is None else 0
+
+    def model(self) -> Model:
+        sizes, data = self.given.model, self.data
+        ends = {} if self.end is None else {"bos_token_id": self.end, "eos_token_id": self.end}
+        config = {
+            **{k: v for k, v in llama(sizes, data.vocabulary, self.n).items() if not k.endswith("token_id")},
+            **{"tie_word_embeddings": sizes["tied"], "attention_dropout": sizes["dropout"]},
+            **ends,
+        }
+        return create(config, beside=_beside(data.tokenizer, self.n))
+
+    def batch(self, step: int) -> Batch:
+        """Every window once an epoch, in an order and from a first token that are drawn anew for each."""
+        last = len(self.data.train) - 1
+        many = max(1, last // self.n - 1)
+        wanted = torch.arange(step * self.given.batch, (step + 1) * self.given.batch)
+        starts = []
+        for epoch in range(int(wanted[0]) // many, int(wanted[-1]) // many + 1):
+            draw = drawn(self.given.seed, TRAIN, epoch)
+            order = torch.randperm(many, generator=draw)
+            first = torch.randint(min(self.n, last - many * self.n + 1), (), generator=draw)
+            starts.append(first + self.n * order[wanted[wanted // many == epoch] % many])
+        return {"ids": self._windows(self.data.train, torch.cat(starts))}
+
+    def _windows(self, ids: Tensor, starts: Tensor) -> Tensor:
+        """``[B, n + 1]``: the n tokens to predict stand at start + 1 …; before them stands ``<|endoftext|>``."""
+        found = ids[starts.unsqueeze(-1) + torch.arange(self.n + 1)].long()
+        if self.end is not None:
+            found[:, 0] = self.end  # one token that every window begins with: heads come to rest on it
+        return found
+
+    def count(self, batch: Batch) -> int:
+        return int(batch["ids"][:, 1:].numel())
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return summed(model(batch["ids"][:, :-1]), batch["ids"][:, 1:])
+
+    def checks(self) -> Sequence[Batch]:
+        last = len(self.data.held) - 1
+        starts = torch.tensor([*range(0, last - self.n, self.n // 2), last - self.n])
+        before = torch.cat([torch.zeros(1, dtype=torch.int64), starts[:-1] + self.n])  # what is counted already
+        counted = starts.unsqueeze(-1) + torch.arange(self.n) >= before.unsqueeze(-1)
+        whole = {"ids": self._windows(self.data.held, starts), "counted": counted}
+        return [{k: x[at : at + CHECKED] for k, x in whole.items()} for at in range(0, len(starts), CHECKED)]
+
+    def check(self, model: nn.Module, batch: Batch) -> dict[str, float]:
+        targets = batch["ids"][:, 1:].masked_fill(~batch["counted"], NOTHING)
+        return {
+            "loss": float(summed(model(batch["ids"][:, :-1]), targets)),
+            "tokens": float(batch["counted"].sum()),
+        }
+
+    def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
+        size = self.data.size * sums["tokens"] / (len(self.data.held) - 1)
+        return {"loss": sums["loss"] / sums["tokens"], "bits per byte": sums["loss"] / math.log(2) / size}
+
+    def baselines(self) -> dict[str, float]:
+        """Bits per byte of 5-gram models, of the same tokens and the same split."""
+        data = self.data
+        return ngrams.bits_per_byte(data.train.numpy(), data.held.numpy(), data.vocabulary, data.size, self.end)
+
+    def probes(self) -> Sequence[Probe]:
+        """Held-out text, and blocks of random tokens said three times."""
+        data, texts = self.data, min(TEXTS, len(self.data.held) // self.n)
+        block = min(BLOCK, (data.vocabulary - 1) // TIMES, (self.n - 1) // TIMES)
+        if data.tokenizer is None:
+            ids = data.held[: texts * self.n].long().reshape(texts, self.n)
+            first = Probe("natural", ids, torch.arange(self.n) == 0)
+            return [first, *repeated(Reader(Bytes()), block, TIMES, TEXTS, data.vocabulary)]
+        text = Text(data.tokenizer)
+        reader = Reader(text)
+        # Some more than is asked for: what is cut from the text may be read as other tokens than stand in it.
+        said = text.decode(data.held[: (TEXTS + 1) * self.n].tolist())
+        return [natural(reader, self.n, texts, said), *repeated(reader, block, TIMES, TEXTS, data.vocabulary)]
+
+
+def _made(recipe: Recipe) -> _Data:
+    told, share, vocabulary = recipe.data["path"], float(recipe.data["held"]), int(recipe.data["vocabulary"])
+    path = Path(str(told)).expanduser()
+    if told and corpus.is_tokens(path):
+        if vocabulary < 2 or not 0 < float(recipe.data["bytes"]) < math.inf:
+            raise ValueError(
+                f"data.vocabulary is {vocabulary} and data.bytes {recipe.data['bytes']}; of a token array they are how "
+                "many ids there are, 2 or more, and how many bytes one stands for"
+            )
+        parts = corpus.split(corpus.own_tokens(path, vocabulary), share)
+        train, held = (torch.from_numpy(np.concatenate([x.ids for x in part]).astype(np.int32)) for part in parts)
+        return _Data(train, held, (len(held) - 1) * float(recipe.data["bytes"]), vocabulary, None)
+    least = BYTES + 1
+    if vocabulary < least:
+        raise ValueError(f"data.vocabulary is {vocabulary}; it must be {least} or more: {BYTES} bytes and {END}")
+    documents = corpus.own_documents(path) if told else corpus.python_documents()
+    texts, kept = ([x.text for x in part] for part in corpus.split(documents, share))
+    tokenizer = _learned(texts, vocabulary)
+    size = float(sum(len(text.encode()) for text in kept))
+    content = tokenizer.to_str().encode()
+    # In a text the six words of END are words.
+    tokenizer.encode_special_tokens = True
+    return _Data(_stream(tokenizer, texts), _stream(tokenizer, kept), size, tokenizer.get_vocab_size(), content)
+
+
+def _learned(texts: Sequence[str], vocabulary: int) -> Tokenizer:
+    """Byte-level BPE: every text can be written with it. A text it reads begins with ``<|endoftext|>``."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{END} $A", special_tokens=[(END, 0)])
+    return tokenizer
+
+
+def _stream(tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
+    parts = [np.array(x.ids, dtype=np.int32) for x in tokenizer.encode_batch(list(texts))]  # each after an END
+    return torch.from_numpy(np.concatenate([*parts, np.zeros(1, dtype=np.int32)]))
+
+
+def _beside(tokenizer: bytes | None, longest: int) -> dict[str, bytes]:
+    if tokenizer is None:
+        return {}
+    # Without it transformers reads the tokenizer of a Llama as Llama's own, which is another kind.
+    told = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": END,
+        "eos_token": END,
+        "model_max_length": longest,
+        "clean_up_tokenization_spaces": False,
+    }
+    return {"tokenizer.json": tokenizer, "tokenizer_config.json": (json.dumps(told, indent=2) + "\n").encode()}
+
+
+def _write(data: _Data, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if data.tokenizer is not None:
+        with renamed(folder / "tokenizer.json") as temporary:
+            temporary.write_bytes(data.tokenizer)
+    numbers = {"size": torch.tensor(data.size, dtype=torch.float64), "vocabulary": torch.tensor(data.vocabulary)}
+    with renamed(folder / "tokens.safetensors") as temporary:  # last: where it stands all is there
+        save_file({"train": data.train, "held": data.held, **numbers}, temporary)
+
+
+def _read(folder: Path) -> _Data:
+    file = folder / "tokens.safetensors"
+    if not file.is_file():
+        raise ValueError(f"{file} is not there; prepare() writes it")
+    try:
+        found = load_file(file)
+        train, held = found["train"], found["held"]
+        size, vocabulary = float(found["size"]), int(found["vocabulary"])
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"{file} is truncated or was written by something else: {error}") from None
+    tokenizer = folder / "tokenizer.json"
+    return _Data(train, held, size, vocabulary, tokenizer.read_bytes() if tokenizer.is_file() else None)

@@ -1,0 +1,298 @@
+"""The loop on a tiny task: what it learns, what it writes, how it stops, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_task import QUICK, Tiny, digest
+from torch import Tensor, nn
+
+from regard import models
+from regard.training.checkpoints import Checkpoints
+from regard.training.loop import Listener
+from regard.training.metrics import read_metrics
+from regard.training.optimizer import adamw, moments, put, remember, weights
+from regard.training.recipe import Recipe
+from regard.training.schedule import rate
+from regard.training.task import Batch, drawn
+from regard.training.train import train, trained
+
+
+class Heard(Listener):
+    """Writes down what it is told, and may do something at a step."""
+
+    def __init__(self, at: int = -1, what: Any = None) -> None:
+        self.events: list[tuple[str, int]] = []
+        self.at, self.what = at, what
+
+    def learned(self, step: int, numbers: dict[str, float]) -> None:
+        self.events.append(("learned", step))
+        if step == self.at:
+            self.what()
+
+    def scored(self, step: int, scores: dict[str, float], best: bool) -> None:
+        self.events.append(("scored", step))
+
+    def saved(self, step: int) -> None:
+        self.events.append(("saved", step))
+
+    def recorded(self, step: int) -> None:
+        self.events.append(("recorded", step))
+
+    def steps(self, what: str) -> list[int]:
+        return [step for event, step in self.events if event == what]
+
+
+def test_a_run_learns_and_leaves_everything_it_promises(tmp_path: Path) -> None:
+    heard = Heard()
+    result = train(Tiny, tmp_path / "run", {"steps": 150, "model.dropout": 0.0, "data.noise": 0.0}, listener=heard)
+    assert result.ended == "steps" and result.steps == 150 and result.best is not None
+    assert result.best["scores"]["accuracy"] > 0.8
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    learned = [line for line in lines if "held_out" not in line]
+    assert [line["step"] for line in learned] == list(range(1, 151)) == heard.steps("learned")
+    assert learned[-1]["loss"] < learned[0]["loss"] / 2
+    assert [line["step"] for line in lines if "held_out" in line] == list(range(10, 151, 10)) == heard.steps("scored")
+    assert learned[0]["rate"] == pytest.approx(1e-2 / 5) and learned[-1]["rate"] == pytest.approx(1e-3)
+    # The best weights are a model folder, and those of the best checkpoint.
+    saved = models.load(tmp_path / "run" / "model")
+    best = trained(tmp_path / "run", task=Tiny)
+    theirs = dict(saved.named_parameters())
+    assert all(torch.equal(theirs[name], p) for name, p in best.named_parameters())
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["best"] == result.best
+    assert heard.steps("recorded")[0] == 0
+    assert (tmp_path / "run" / "evolution" / "step-00000150.safetensors").is_file()
+
+
+def test_only_the_last_and_the_best_checkpoints_stay(tmp_path: Path) -> None:
+    result = train(Tiny, tmp_path, {"steps": 40, "keep": 2})
+    assert result.best is not None
+    assert set(Checkpoints(tmp_path / "checkpoints").steps()) == {30, 40, result.best["step"]}
+    assert not list((tmp_path / "checkpoints").glob(".writing*"))
+
+
+def test_what_is_started_again_when_it_has_ended_changes_nothing(tmp_path: Path) -> None:
+    first = train(Tiny, tmp_path, QUICK)
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "checkpoints").rglob("*")}
+    again = train(Tiny, tmp_path, QUICK)
+    assert (again.steps, again.best) == (first.steps, first.best)
+    assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "checkpoints").rglob("*")}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_stops_and_the_same_call_goes_on_exactly(tmp_path: Path, number: int) -> None:
+    train(Tiny, tmp_path / "whole", QUICK)
+    heard = Heard(5, lambda: os.kill(os.getpid(), number))
+    result = train(Tiny, tmp_path / "stopped", QUICK, listener=heard)
+    # The wish is heard in the step after: 6.
+    assert result.ended == "stopped" and result.steps == 6 and heard.steps("saved")[-1] == 6
+    assert not (tmp_path / "stopped" / "model").exists()
+    result = train(Tiny, tmp_path / "stopped", QUICK)
+    assert result.ended == "steps"
+    assert digest(tmp_path / "stopped") == digest(tmp_path / "whole")
+    steps = [x["step"] for x in read_metrics(tmp_path / "stopped" / "metrics.jsonl") if "held_out" not in x]
+    assert steps == list(range(1, 13))
+
+
+def test_an_error_in_the_middle_loses_only_what_was_after_the_checkpoint(tmp_path: Path) -> None:
+    train(Tiny, tmp_path / "whole", QUICK)
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    for at in (2, 5, 8, 11):
+        with pytest.raises(ZeroDivisionError):
+            train(Tiny, tmp_path / "failed", QUICK, listener=Heard(at, fail))
+    train(Tiny, tmp_path / "failed", QUICK)
+    assert digest(tmp_path / "failed") == digest(tmp_path / "whole")
+
+
+def test_recording_and_saving_more_often_change_no_weight(tmp_path: Path) -> None:
+    digests = set()
+    for k, changes in enumerate(({}, {"record": 0.0}, {"record": 1.0, "save": 1, "keep": 3})):
+        train(Tiny, tmp_path / str(k), QUICK | changes)
+        digests.add(digest(tmp_path / str(k)))
+    assert len(digests) == 1
+
+
+def test_the_seed_decides_and_nothing_around_the_run_does(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    train(Tiny, tmp_path / "a", QUICK)
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    train(Tiny, tmp_path / "b", QUICK)
+    assert torch.equal(before, torch.get_rng_state())
+    train(Tiny, tmp_path / "c", QUICK | {"seed": 1})
+    assert digest(tmp_path / "a") == digest(tmp_path / "b") != digest(tmp_path / "c")
+
+
+def test_pieces_of_a_batch_add_up_to_it(tmp_path: Path) -> None:
+    found = []
+    for pieces in (1, 2, 3, 12):
+        folder = tmp_path / str(pieces)
+        train(Tiny, folder, QUICK | {"accumulate": pieces, "model.dropout": 0.0, "record": 0.0})
+        lines = read_metrics(folder / "metrics.jsonl")
+        found.append([line[name] for line in lines for name in ("loss", "norm") if name in line])
+    # Not the weights: where a gradient is 0 but for rounding (keys' biases) AdamW makes steps of its sign.
+    for other in found[1:]:
+        assert other == pytest.approx(found[0], rel=1e-4)
+
+
+def test_patience_ends_a_run_and_stays_at_its_end(tmp_path: Path) -> None:
+    changes = {"steps": 200, "evaluate": 1, "patience": 3, "rate": 1e-9}
+    result = train(Tiny, tmp_path, changes)
+    assert result.ended == "patience" and result.steps < 200 and result.best is not None
+    assert result.steps - result.best["step"] == 3
+    assert train(Tiny, tmp_path, changes).steps == result.steps
+
+
+def test_bfloat16_learns_in_bfloat16_and_keeps_float32_weights(tmp_path: Path) -> None:
+    train(Tiny, tmp_path / "a", QUICK | {"record": 0.0})
+    result = train(Tiny, tmp_path / "b", QUICK | {"record": 0.0, "precision": "bfloat16"})
+    assert result.best is not None and math.isfinite(result.best["scores"]["loss"])
+    found = Checkpoints(tmp_path / "b" / "checkpoints").newest()
+    assert found is not None and {x.dtype for x in found.weights.values()} == {torch.float32}
+    assert digest(tmp_path / "a") != digest(tmp_path / "b")
+
+
+class Exploding(Tiny):
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        summed = super().loss(model, batch)
+        return summed * (math.nan if self.given.steps == 13 and self.exploded() else 1)
+
+    def exploded(self) -> bool:
+        self.calls = getattr(self, "calls", 0) + 1
+        return self.calls > 5
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_the_checkpoint_before_it_stays(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"the loss is nan .* at step 4: this run does not learn; a smaller rate"):
+        train(Exploding, tmp_path, QUICK | {"steps": 13})
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [4]  # the best
+    newest = Checkpoints(tmp_path / "checkpoints").newest()
+    assert newest is not None and all(x.isfinite().all() for x in newest.weights.values())
+
+
+def test_tensorboard_holds_the_same_numbers(tmp_path: Path) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train(Tiny, tmp_path, QUICK)
+    found = events.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    losses = [event.value for event in found.Scalars("training/loss")]
+    lines = [x["loss"] for x in read_metrics(tmp_path / "metrics.jsonl") if "held_out" not in x]
+    assert losses == pytest.approx(lines)
+    assert [event.step for event in found.Scalars("held out/accuracy")] == [4, 8, 12]
+
+
+def test_a_cut_line_of_the_metrics_is_left_out(tmp_path: Path) -> None:
+    train(Tiny, tmp_path, QUICK, listener=None)
+    file = tmp_path / "metrics.jsonl"
+    lines = file.read_text()
+    file.write_text(lines + '{"step": 13, "lo')
+    assert len(read_metrics(file)) == len(lines.splitlines())
+
+
+def test_the_optimizer_gives_back_what_it_was_given() -> None:
+    recipe = Tiny.recipe
+    model = Tiny(recipe).model()
+    optimizer = adamw(model, recipe)
+    decayed = {id(p) for p in optimizer.param_groups[0]["params"]}
+    assert all((p.ndim > 1) == (id(p) in decayed) for p in model.parameters())
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    other = Tiny(recipe).model()
+    put(other, weights(model))
+    again = adamw(other, recipe)
+    remember(other, again, moments(model, optimizer))
+    for x, y in zip(model.parameters(), other.parameters(), strict=True):
+        x.grad = y.grad = torch.ones_like(x)
+    optimizer.step()
+    again.step()
+    for x, y in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(x, y)
+    wrong = Tiny(recipe.changed({"model.layers": 1})).model()
+    with pytest.raises(ValueError, match="a checkpoint of another model: .* is left over"):
+        put(wrong, weights(model))
+    with pytest.raises(ValueError, match="a checkpoint of another model: .* is missing"):
+        put(model, weights(wrong))
+    with pytest.raises(ValueError, match=r"is \[2\] there and"):
+        put(model, weights(model) | {"decoder.norm.weight": torch.zeros(2)})
+    with pytest.raises(ValueError, match="is missing"):
+        remember(model, optimizer, {})
+
+
+def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+    train(Tiny, tmp_path / "whole", QUICK)
+    train(Tiny, tmp_path / "run", QUICK | {"keep": 4})
+    (tmp_path / "run" / "checkpoints" / "step-00000012" / "weights.safetensors").write_bytes(b"short")
+    with pytest.warns(UserWarning, match="step-00000012 is no whole checkpoint"):
+        train(Tiny, tmp_path / "run", QUICK | {"keep": 4})
+    assert digest(tmp_path / "run") == digest(tmp_path / "whole")
+
+
+def test_no_checkpoint_that_can_be_read_is_an_error(tmp_path: Path) -> None:
+    train(Tiny, tmp_path, QUICK)
+    for file in (tmp_path / "checkpoints").glob("*/state.json"):
+        file.write_text("[]")
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match="is no whole checkpoint"):
+        train(Tiny, tmp_path, QUICK)
+
+
+def test_folders_that_are_not_this_runs_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("dear")
+    with pytest.raises(FileExistsError, match="holds no run; train into a new or an empty folder"):
+        train(Tiny, tmp_path / "other", QUICK)
+    train(Tiny, tmp_path / "run", QUICK)
+    with pytest.raises(ValueError, match=r"holds a run with steps = 12, and 14 is asked for now"):
+        train(Tiny, tmp_path / "run", QUICK | {"steps": 14})
+    with pytest.raises(ValueError, match=r"holds a run with model.layers = 2, and 1"):
+        train(Tiny, tmp_path / "run", QUICK | {"model.layers": 1})
+    train(Tiny, tmp_path / "run", QUICK | {"keep": 3})
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        trained(tmp_path / "other")
+    with pytest.raises(ValueError, match="has no checkpoint of step 1; it has"):
+        trained(tmp_path / "run", 1, task=Tiny)
+    with pytest.raises(ValueError, match="there is no task 'tiny'; there are "):
+        trained(tmp_path / "run")
+
+
+def test_two_runs_in_one_folder_are_kept_apart(tmp_path: Path) -> None:
+    said = []
+
+    def again() -> None:
+        with pytest.raises(BlockingIOError, match="another process is training in"):
+            train(Tiny, tmp_path, QUICK)
+        said.append(True)
+
+    train(Tiny, tmp_path, QUICK, listener=Heard(4, again))
+    assert said
+
+
+def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises((FileExistsError, NotADirectoryError), match="file"):
+        train(Tiny, tmp_path / "file" / "run", QUICK)
+
+
+def test_the_rate_rises_and_falls() -> None:
+    recipe = Recipe("tiny", steps=101, batch=1, rate=2.0, warmup=10, floor=0.25)
+    rates = [rate(recipe, step) for step in range(101)]
+    assert rates[0] == pytest.approx(0.2) and rates[9] == rates[10] == 2.0 and rates[-1] == pytest.approx(0.5)
+    assert all(a >= b for a, b in zip(rates[10:], rates[11:], strict=False))
+    assert rate(Recipe("tiny", steps=1, batch=1, rate=2.0, warmup=0), 0) == 2.0
+    # A warm-up longer than the run just rises.
+    assert rate(Recipe("tiny", steps=5, batch=1, rate=1.0, warmup=10), 4) == pytest.approx(0.5)
+
+
+def test_random_numbers_of_two_purposes_have_nothing_in_common() -> None:
+    seeds = {drawn(seed, what, step).initial_seed() for seed in range(3) for what in range(4) for step in range(200)}
+    assert len(seeds) == 3 * 4 * 200
+    assert drawn(1, 2, 3).initial_seed() == drawn(1, 2, 3).initial_seed() != drawn(1, 3, 2).initial_seed()
