@@ -1,6 +1,6 @@
 # Every command of this project, once. Each calls a script of the same name in scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-full sanitize fuzz format clean
+.PHONY: help setup check test test-full sanitize fuzz bundle format clean
 
 # The environment is made anew only when something it was built from has changed.
 INSTALLED := .venv/.installed
@@ -27,6 +27,9 @@ sanitize: setup ## the kernel's tests with a native module under AddressSanitize
 
 fuzz: setup ## random shapes and options against float64 for 10 minutes (SECONDS_TO_RUN=60 changes that)
 	scripts/fuzz
+
+bundle: setup ## train the model that comes with the package anew, and put it there: about 15 minutes
+	scripts/bundle
 
 format: setup ## format the code and mend what the linter can mend
 	scripts/format

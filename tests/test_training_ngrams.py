@@ -103,9 +103,7 @@ CASES = [(0, 400, 12, 0), (1, 60, 30, 0), (2, 300, 9, None), (3, 900, 5, 4), (4,
 
 
 @pytest.mark.parametrize(("seed", "length", "vocabulary", "end"), CASES)
-def test_rows_are_tokens_after_what_stood_before_them(
-    seed: int, length: int, vocabulary: int, end: int | None
-) -> None:
+def test_rows_are_tokens_after_what_stood_before_them(seed: int, length: int, vocabulary: int, end: int | None) -> None:
     ids = text(seed, length, vocabulary, end)
     for order in (1, 2, 5):
         assert list(map(tuple, rows(ids, vocabulary, end, order).tolist())) == contexts(ids, vocabulary, end, order)
@@ -127,9 +125,7 @@ def test_probabilities_are_those_of_counting_one_by_one(
 
 @pytest.mark.parametrize(("seed", "length", "vocabulary", "end"), CASES)
 @pytest.mark.parametrize("kind", ["witten_bell", "kneser_ney"])
-def test_each_context_has_a_distribution(
-    seed: int, length: int, vocabulary: int, end: int | None, kind: str
-) -> None:
+def test_each_context_has_a_distribution(seed: int, length: int, vocabulary: int, end: int | None, kind: str) -> None:
     train = rows(text(seed, length, vocabulary, end), vocabulary, end)
     grams = NGrams(train, vocabulary, end)
     draw = np.random.default_rng(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from regard.training.corpus import Document, docstrings, own_documents, own_toke
 from regard.training.recipe import Recipe
 from regard.training.tasks.text import END, TextTask
 
-WORDS = "the head of a token looks at what came before it and gives more weight to one key than another".split()
+SAID = "the head of a token looks at what came before it and gives more weight to one key than another"
 SMALL = {
     **{"batch": 4, "model.d": 32, "model.heads": 2, "model.layers": 2, "model.hidden": 48},
     **{"data.vocabulary": 300, "data.window": 64},
@@ -27,7 +28,7 @@ SMALL = {
 def prose(seed: int, paragraphs: int) -> str:
     """English of a kind, with some letters beyond ASCII, in paragraphs."""
     draw = random.Random(seed)
-    said = (" ".join(draw.choices(WORDS, k=draw.randint(8, 30))) + " — één.\n" for _ in range(paragraphs))
+    said = (" ".join(draw.choices(SAID.split(), k=draw.randint(8, 30))) + " — één.\n" for _ in range(paragraphs))
     return "\n".join(said)
 
 
@@ -185,11 +186,12 @@ def test_bits_per_byte_are_those_of_one_long_sum(task: TextTask, file: Path) -> 
         for batch in task.checks():
             for name, value in task.check(model, batch).items():
                 sums[name] = sums.get(name, 0.0) + value
+        done = 0
         for start in [*range(0, len(held) - 1 - 64, 32), len(held) - 1 - 64]:  # later windows know more
             window = held[start : start + 65].clone()
             window[0] = 0
             logp = F.log_softmax(model(window[None, :-1])[0].double(), -1).gather(1, window[1:, None])[:, 0]
-            new = slice(0, 64) if start == 0 else slice(64 - (start + 64 - done), 64)
+            new = slice(done - start, 64)
             nats[start : start + 64][new] = -logp[new]
             done = start + 64
     documents = split(own_documents(file), 0.1)[1]
@@ -221,7 +223,7 @@ def test_an_epoch_reads_every_window_once(task: TextTask) -> None:
     said = train.tolist()
     places = {tuple(said[at : at + task.n]): at for at in range(len(said) - task.n + 1)}
     starts = sorted(places[tuple(row)] for row in ids.tolist())
-    assert all(b - a == task.n for a, b in zip(starts, starts[1:], strict=False))
+    assert all(b - a == task.n for a, b in pairwise(starts))
     assert starts[0] < task.n + 1
 
 

@@ -29,7 +29,13 @@ LARGEST = 64 * 2**20  # bytes of a text file
 
 
 def look(
-    model: Annotated[Path, typer.Argument(help="a model's folder, or a recording that --out wrote")],
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help="a model's folder, a run of regard train, or a recording that --out wrote; the bundled model unless given",
+            show_default=False,
+        ),
+    ] = None,
     given: Annotated[
         str | None, typer.Argument(help="- reads the text from standard input", show_default=False)
     ] = None,
@@ -53,6 +59,11 @@ def look(
     regard look smollm2 --text story.txt --html story.html
     """
     integer("--most", most)
+    if str(model) == "-" and given is None:  # no model, and the text from standard input
+        model, given = None, "-"
+    model = models.bundled() if model is None else model
+    if (model / "run.json").is_file():
+        model = model / "model"
     recorded = (model / "recording.json").is_file()
     if recorded:
         unused = {"--text": text, "--image": image, "-": given, "--tokens": tokens, "--layers": layers}

@@ -1,5 +1,6 @@
 """Transformers from Hugging Face folders: BERT, GPT-2, Llama, T5, ViT and their kin, built of ``regard.nn``."""
 
+from regard.models.bundled import bundled
 from regard.models.create import create
 from regard.models.describe import describe
 from regard.models.image_model import ImageModel
@@ -18,6 +19,7 @@ __all__ = [
     "TextEncoder",
     "TextReader",
     "TextToText",
+    "bundled",
     "create",
     "describe",
     "known",

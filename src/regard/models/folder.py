@@ -32,6 +32,8 @@ class Folder:
             what = "is a file" if self.path.exists() else "does not exist (nothing is downloaded)"
             raise FileNotFoundError(f"{self.path} {what}; a model is a folder with config.json and *.safetensors")
         if not (self.path / "config.json").is_file():
+            if (self.path / "run.json").is_file():
+                raise FileNotFoundError(f"{self.path} is a run of regard train; its model is {self.path / 'model'}")
             raise FileNotFoundError(f"{self.path} has no config.json; a model is a folder with config.json and weights")
         self.config = self.entries("config.json")
 

@@ -47,7 +47,9 @@ def evolution(folder: str | os.PathLike[str]) -> Evolution:
         except FileNotFoundError:  # a run that goes back to a checkpoint removes what came after it
             continue
     if not read:
-        raise ValueError(f"{path} has no records of heads: a Recorder writes step-….safetensors, and {path.name} has none")
+        raise ValueError(
+            f"{path} has no records of heads: a Recorder writes step-….safetensors, and {path.name} has none"
+        )
     return Evolution(read)
 
 

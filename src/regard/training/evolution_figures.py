@@ -6,6 +6,7 @@ Time goes by the logarithm of the step, with 0 before it. ``regard.plots.save`` 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["arrivals", "film", "trajectories"]
 
-# Heads begin by averaging, which is grey; the others have the colours of lines, which colour-blind people tell apart.
-KIND_COLOURS = {"averaging": "#c4c4c4"} | dict(zip([x for x in KINDS if x != "averaging"], SERIES, strict=True))
+# Heads begin by averaging, which is grey. The others are Okabe and Ito's, which colour-blind people tell apart too;
+# as an area their yellow shows better than black.
+KIND_COLOURS = {"averaging": "#c4c4c4"} | dict(
+    zip([x for x in KINDS if x != "averaging"], [*SERIES[:-1], "#f0e442"], strict=True)
+)
 SIDE_BY_SIDE = 3  # kinds of one head at one time, the surest first
 
 
@@ -35,7 +39,7 @@ def trajectories(evolution: Evolution, name: str = "entropy") -> Figure:
         raise ValueError(f"{name} is not known of any head here")
     many = len(evolution.paths)
     figure, axes = _frame(5.2, 3.2, left=0.6, right=0.75, bottom=0.45, title=f"{name} of {len(evolution.heads)} heads")
-    colours = _part("").colormaps["viridis_r"](np.linspace(0.12, 1.0, many))
+    colours = _part("").colormaps["viridis_r"](np.linspace(0.2, 1.0, many))
     layers = [evolution.paths.index(path) for path, _ in evolution.heads]
     marker = "o" if len(evolution.steps) == 1 else None
     for at, layer in enumerate(layers):
@@ -86,50 +90,47 @@ def film(
 def arrivals(evolution: Evolution) -> Figure:
     """When each head took its type: a row a head, coloured by the kinds it is sure to be, from record to record.
 
-    Where it is several at once the row is shared, the surest on top; a dot is where one came that stayed to the end.
+    Where it is several at once the row is shared by the surest three; a dot is where one came that stayed to the end.
     """
     many, steps = len(evolution.heads), evolution.steps
-    present = [kind for kind in KINDS if any(kind in named for step in evolution.labels for named in step)]
-    row = min(0.2, max(0.11, 11 / many))
-    high, legend = row * many, [kind for kind in KIND_COLOURS if kind in present] or ["no kinds"]
-    high = max(high, 0.17 * (len(legend) + 1))
-    left = 0.35 + _inches([evolution.label(many - 1)])
-    figure, axes = _frame(
-        5.2, high, left=left, right=0.45 + _inches(legend), bottom=0.45, title=f"when heads took their types: {evolution.model}"
-    )
+    legend = [x for x in KIND_COLOURS if any(x in held for step in evolution.labels for held in step)] or ["no kinds"]
+    high = max(many * min(0.2, max(0.11, 11 / many)), 0.17 * len(legend))
+    title = f"when heads took their types: {evolution.model}"
+    left, right = 0.35 + _inches([evolution.label(many - 1)]), 0.45 + _inches(legend)
+    figure, axes = _frame(5.2, high, left=left, right=right, bottom=0.45, title=title)
     _time(axes, steps, ends=True)
-    edges = [*steps, _end(steps)]
     for at in range(many):
-        for s in range(len(steps)):
-            held = evolution.labels[s][at][:SIDE_BY_SIDE]
-            for k, kind in enumerate(held):
-                low, size = at - 0.42 + 0.84 * k / len(held), 0.84 / len(held)
-                span = {"left": edges[s], "width": edges[s + 1] - edges[s], "align": "edge", "linewidth": 0}
-                axes.barh(low, height=size, color=KIND_COLOURS[kind], **span)
-    rows = {head: at for at, head in enumerate(evolution.heads)}
+        for s, (begin, end) in enumerate(pairwise([*steps, _end(steps)])):
+            for kind, (low, size) in _lanes(evolution, s, at).items():
+                axes.barh(low, end - begin, size, begin, align="edge", color=KIND_COLOURS[kind], linewidth=0)
     for came in evolution.arrivals():
-        at = rows[came["path"], came["head"]]
-        held = evolution.labels[steps.index(came["step"])][at][:SIDE_BY_SIDE]
-        if came["kind"] in held:
-            y = at - 0.42 + 0.84 * (held.index(came["kind"]) + 0.5) / len(held)
-            axes.plot([came["step"]], [y], "o", markersize=2.4, color="white", markeredgecolor="#222222",
-                      markeredgewidth=0.5, clip_on=False, zorder=4)
-    every = 1 if row >= 0.11 else -(-int(0.11 / row))
-    axes.set(ylim=(many - 0.5, -0.5), yticks=range(0, many, every))
-    axes.set_yticklabels([evolution.label(at) for at in range(0, many, every)], **_font())
-    starts = [at for at in range(1, many) if evolution.heads[at][0] != evolution.heads[at - 1][0]]
-    for at in starts:
-        axes.axhline(at - 0.5, color=EDGE, linewidth=0.4)
+        at = evolution.heads.index((came["path"], came["head"]))
+        low, size = _lanes(evolution, steps.index(came["step"]), at).get(came["kind"], (None, 0.0))
+        if low is not None:
+            dot = {"color": "white", "markeredgecolor": "#222222", "markeredgewidth": 0.5, "clip_on": False}
+            axes.plot([came["step"]], [low + size / 2], "o", markersize=2.4, zorder=4, **dot)
+    axes.set(ylim=(many - 0.5, -0.5), yticks=range(many))
+    axes.set_yticklabels([evolution.label(at) for at in range(many)], **_font())
+    for at in range(1, many):
+        if evolution.heads[at][0] != evolution.heads[at - 1][0]:  # the next layer
+            axes.axhline(at - 0.5, color=EDGE, linewidth=0.4)
     axes.spines[["top", "right"]].set_visible(False)
     _name_axes(axes, "step", "layer.head")
     _legend(figure, axes, legend)
     return figure
 
 
+def _lanes(evolution: Evolution, record: int, at: int) -> dict[str, tuple[float, float]]:
+    """The kinds of a head at a record, each with its part of the head's row: where it begins, and its height."""
+    held = sorted(evolution.labels[record][at][:SIDE_BY_SIDE], key=list(KINDS).index)
+    return {kind: (at - 0.42 + 0.84 * k / len(held), 0.84 / len(held)) for k, kind in enumerate(held)}
+
+
 def _changed(evolution: Evolution, most: int) -> list[tuple[str, int]]:
     """Heads that took a kind other than averaging, the surest first, then by ‖last map − first map‖; in their order."""
     sure = sorted(evolution.arrivals(), key=lambda row: -row["confidence"])
-    first = [(row["path"], row["head"]) for row in sure if row["kind"] != "averaging" and row["step"] > evolution.steps[0]]
+    took = [row for row in sure if row["kind"] != "averaging" and row["step"] > evolution.steps[0]]
+    first = [(row["path"], row["head"]) for row in took]
     maps = [evolution.records[k].tensors["map"] for k in (0, -1)]
     change = (maps[1] - maps[0]).flatten(1).norm(dim=1)
     then = [evolution.heads[at] for at in torch.argsort(change, descending=True, stable=True).tolist()]
@@ -149,8 +150,8 @@ def _time(axes: Any, steps: Sequence[int], *, ends: bool = False) -> None:
     axes.set_xlim(steps[0], _end(steps) if ends or len(steps) == 1 else steps[-1])
     last = max(1, steps[-1])
     ticks = [0, *(10**k for k in range(len(str(last))))]
-    shown = [tick for tick in ticks if steps[0] <= tick <= last]
-    axes.set_xticks(shown or [steps[0]], [f"{tick:,}" for tick in shown or [steps[0]]], **_font())
+    shown = [tick for tick in ticks if steps[0] <= tick <= last / 2] + [last]
+    axes.set_xticks(shown, [f"{tick:,}" for tick in shown], **_font())
     small = [d * tick for tick in ticks[1:] for d in range(2, 10) if steps[0] <= d * tick <= last]
     axes.set_xticks(small, minor=True)
     axes.xaxis.set_minor_formatter(_part(".ticker").NullFormatter())

@@ -86,6 +86,7 @@ class Loop:
         self.optimizer = adamw(self.model, self.recipe)
         if found is not None:
             remember(self.model, self.optimizer, found.moments)
+        self.checks = list(task.checks())
         self.recorder = self._recorder()
         self.began = self.since = time.perf_counter()
 
@@ -164,7 +165,7 @@ class Loop:
         sums: dict[str, float] = {}
         self.model.eval()
         with torch.no_grad(), self._precision():
-            for batch in self.task.checks():
+            for batch in self.checks:
                 part, weight = self.processes.part(batch)
                 for name, value in self.task.check(self.model, part).items():
                     sums[name] = sums.get(name, 0.0) + weight * value

@@ -36,7 +36,7 @@ TEXTS, BLOCK, TIMES = 2, 48, 3  # of the probes, as an atlas asks
 
 @dataclass(frozen=True)
 class _Data:
-    """``<|endoftext|> document <|endoftext|> document … <|endoftext|>`` of each part, as ids; token arrays as they are."""
+    """Both parts as ids: ``<|endoftext|> document <|endoftext|> … document <|endoftext|>``, or what an array holds."""
 
     train: Tensor
     held: Tensor

@@ -1,0 +1,124 @@
+"""Pictures as a task: digits and folders, read, split, moved, learned from and saved."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from regard.models import load
+from regard.training.tasks import pictures
+from regard.training.tasks.attention_only import AttentionOnly
+from regard.training.tasks.digits import DigitsTask
+
+
+def made(**changes: object) -> DigitsTask:
+    task = DigitsTask(DigitsTask.recipe.changed({"batch": 12, **changes}))
+    task.prepare()
+    task.open()
+    return task
+
+
+def fresh(task: DigitsTask) -> nn.Module:
+    torch.manual_seed(0)
+    return task.model().eval()
+
+
+def test_digits_are_the_file_s_and_a_fifth_is_held_out() -> None:
+    task = made()
+    assert task.held.pixels.shape == (1797, 1, 8, 8)
+    assert int(task.held.held_out.sum()) == 359
+    assert task.held.classes.bincount().min() > 170
+    assert sum(len(batch["labels"]) for batch in task.checks()) == 359
+    # Every picture of the others comes once an epoch.
+    task = made(**{"batch": 719, "data.shift": 0.0, "data.turn": 0.0, "data.zoom": 0.0})
+    images = torch.cat([task.batch(step)["images"] for step in (0, 1)])
+    wanted = pictures.digits().pixels[~pictures.digits().held_out].float() / 255 * 2 - 1
+    assert (
+        sorted(map(tuple, images.flatten(1).tolist())) == sorted(map(tuple, wanted.flatten(1).tolist()))[: len(images)]
+    )
+
+
+def test_attention_alone_is_saved_and_read_back(tmp_path: Path) -> None:
+    task = made(**{"model.kind": "attention"})
+    model = fresh(task)
+    task.save(model, tmp_path)
+    back = AttentionOnly.load(tmp_path)
+    images = task.checks()[0]["images"][:4]
+    with torch.no_grad():
+        assert torch.equal(back(images), model(images))
+    assert back.labels == [str(i) for i in range(10)]
+    assert (tmp_path / "preprocessor_config.json").is_file()
+    text = (tmp_path / "config.json").read_text().replace('"heads": 4', '"heads": 3')
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match="heads"):
+        AttentionOnly.load(tmp_path)
+    (tmp_path / "config.json").write_text(text.replace("regard-attention-only", "vit"))
+    with pytest.raises(ValueError, match="'vit'; 'regard-attention-only' is read here"):
+        AttentionOnly.load(tmp_path)
+
+
+def painted(folder: Path, each: int = 20) -> Path:
+    draw = np.random.default_rng(0)
+    for label, colour in (("blue", 2), ("red", 0)):
+        (folder / label).mkdir(parents=True)
+        for k in range(each):
+            pixels = draw.integers(0, 60, (10, 12, 3), dtype=np.uint8)
+            pixels[..., colour] += 150
+            Image.fromarray(pixels).save(folder / label / f"{k}.{'png' if k % 2 else 'jpg'}")
+        (folder / label / "notes.txt").write_text("no picture")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["vit", "attention"])
+def test_a_folder_of_pictures_is_learned_from(tmp_path: Path, kind: str) -> None:
+    there = painted(tmp_path / "pictures")
+    changes = {"data.folder": str(there), "data.size": 6, "data.channels": 3, "batch": 8, "model.kind": kind}
+    recipe = DigitsTask.recipe.changed(changes)
+    task = DigitsTask(recipe, tmp_path / "prepared")
+    task.prepare()
+    task.open()
+    assert task.held.labels == ["blue", "red"]
+    assert task.held.pixels.shape == (40, 3, 6, 6)
+    assert 0 < int(task.held.held_out.sum()) < 20
+    assert task.grid == (3, 3)
+    batch = task.batch(0)
+    assert bool((batch["images"].mean((2, 3)).argmax(-1) == torch.tensor([2, 0])[batch["labels"]]).all())
+    # What comes later does not change a run.
+    Image.new("RGB", (5, 5)).save(there / "red" / "new.png")
+    again = DigitsTask(recipe, tmp_path / "prepared")
+    again.prepare()
+    again.open()
+    assert all(torch.equal(again.batch(0)[name], x) for name, x in batch.items())
+    model = fresh(task)
+    task.save(model, tmp_path / "model")
+    if kind == "vit":
+        back = load(tmp_path / "model")
+        assert back.labels == ["blue", "red"]
+        # A file is read as it was trained on.
+        files = sorted((there / "blue").glob("*.png")) + sorted((there / "blue").glob("*.jpg"))
+        whole = DigitsTask(recipe)
+        whole.open()
+        found, _ = whole._taken(torch.arange(20))
+        rows = {tuple(x.flatten().tolist()) for x in (found * 1e4).round()}
+        assert {tuple(x.flatten().tolist()) for x in (back.images(files) * 1e4).round()} == rows
+
+
+def test_folders_without_pictures_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="0 sub-folders; two classes at least"):
+        pictures.folder(tmp_path, 8, 1)
+    for label in ("a", "b"):
+        (tmp_path / label).mkdir()
+    with pytest.raises(ValueError, match="a has no PNG or JPEG to train on"):
+        pictures.folder(tmp_path, 8, 1)
+
+
+def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=re.escape("pip install 'regard[train]'")):
+        pictures.digits()
