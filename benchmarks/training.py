@@ -3,9 +3,9 @@
     python benchmarks/training.py [TASK …] [--out runs]
 
 Trains into ``--out/TASK`` (a run that has ended is not repeated) and holds the score against the bar that the project
-set itself. Then, of ``text``: 5-gram models of the same tokens and split. Of ``agreement``: what each head is worth, and
-how much it looks from the verb to the subject. Of ``repeats``: accuracy and the strongest induction head, step by step.
-Of all: when each kind of head arose.
+set itself. Then, of ``text``: 5-gram models of the same tokens and split. Of ``agreement``: what each head is worth,
+and how much it looks from the verb to the subject. Of ``repeats``: accuracy and the strongest induction head, step by
+step. Of all: when each kind of head arose.
 """
 
 from __future__ import annotations

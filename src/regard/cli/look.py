@@ -32,7 +32,7 @@ def look(
     model: Annotated[
         Path | None,
         typer.Argument(
-            help="a model's folder, a run of regard train, or a recording that --out wrote; the bundled model unless given",
+            help="a model's folder, a run of regard train, or what --out wrote; the bundled model unless given",
             show_default=False,
         ),
     ] = None,

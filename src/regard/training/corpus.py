@@ -1,13 +1,14 @@
 """Documents to learn from: those that every machine has, or one's own; and which of them are held out.
 
 Every machine has Python's own reference (``pydoc_data.topics``) and the docstrings of its standard library, about
-2.2 MB of English. They are read from the source files, which are never imported.
+2.1 MB of English. They are read from the source files, which are never imported.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import re
 import sysconfig
 import warnings
@@ -78,10 +79,7 @@ def python_documents(library: Path | None = None) -> list[Document]:
     """
     root = Path(sysconfig.get_path("stdlib")) if library is None else library
     pairs = [(f"topics/{name}", text) for name, text in sorted(topics.items())]
-    for file in sorted(root.rglob("*.py"), key=lambda x: x.relative_to(root).as_posix()):
-        name = file.relative_to(root).as_posix()
-        if OUTSIDE.isdisjoint(name.split("/")):
-            pairs.append((name, "\n\n".join(dict.fromkeys(docstrings(file)))))
+    pairs += [(name, "\n\n".join(dict.fromkeys(docstrings(root / name)))) for name in _files(root, (".py",), OUTSIDE)]
     found, known = [], set[str]()
     for name, text in pairs:
         paragraphs = [(x, " ".join(x.split())) for x in re.split(r"\n\s*\n", text)]
@@ -116,14 +114,16 @@ def is_tokens(path: Path) -> bool:
 
 
 def own_documents(path: Path) -> list[Document]:
-    """A text file in pieces, or a folder's text files, each a document; texts that stand there twice are kept once."""
+    """A text file in pieces, or a folder's text files, each a document; texts that stand there twice are kept once.
+
+    Folders in the folder are read too, but none whose name begins with a dot.
+    """
     if not path.exists():
         raise ValueError(f"data.path is {path}, which does not exist; give a text, a folder of texts or a token array")
     if path.is_dir():
-        files = sorted(x for x in path.rglob("*") if x.suffix in SUFFIXES and x.is_file())
-        if not files:
+        pairs = [(name, _read(path / name)) for name in _files(path, SUFFIXES)]
+        if not pairs:
             raise ValueError(f"{path} has no text files; read are {', '.join('*' + x for x in SUFFIXES)}")
-        pairs = [(file.relative_to(path).as_posix(), _read(file)) for file in files]
         if len(pairs) == 1:
             pairs = _pieces(*pairs[0])
     else:
@@ -161,6 +161,16 @@ def own_tokens(path: Path, vocabulary: int) -> list[Tokens]:
     return [Tokens(f"{path.name}:{k}", ids[a:b]) for k, (a, b) in enumerate(zip(starts, ends, strict=True))]
 
 
+def _files(root: Path, suffixes: Sequence[str], outside: frozenset[str] = frozenset()) -> list[str]:
+    """Names of the files below a folder, sorted, the same on every machine; nothing hidden, and nothing ``outside``."""
+    found = []
+    for folder, inner, files in os.walk(root):
+        inner[:] = [x for x in inner if x not in outside and not x.startswith(".")]
+        names = [x for x in files if Path(x).suffix in suffixes and not x.startswith(".")]
+        found += [(Path(folder) / x).relative_to(root).as_posix() for x in names]
+    return sorted(found)
+
+
 def _npy(path: Path) -> np.ndarray:
     try:
         found = np.load(path, allow_pickle=False)
@@ -180,7 +190,7 @@ def _safetensors(path: Path) -> np.ndarray:
             found: torch.Tensor = opened.get_tensor(names[0])
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is truncated or no safetensors file: {error}") from None
-    if found.is_floating_point() or found.is_complex():
+    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
         raise ValueError(f"{path} holds {str(found.dtype).removeprefix('torch.')}; token ids must be whole numbers")
     return np.asarray(found.to(torch.int64).numpy())
 

@@ -164,7 +164,7 @@ class Evolution:
         return sorted(found, key=lambda row: (row["step"], -row["confidence"]))
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a step and head: the means, every kind's score and confidence, and labels; None where there is none."""
+        """One row a step and head: means, every kind's score and confidence, labels; None where there is none."""
         found = []
         layers = {path: layer for layer, path in enumerate(self.paths)}
         for s, record in enumerate(self.records):

@@ -83,8 +83,8 @@ def film(
         number = evolution.heads.index(head)
         kinds = evolution.labels[-1][number][:1]
         names.append(" ".join([evolution.label(number), *kinds]))
-    titles = {"row_labels": names, "column_labels": shown, "x_label": "step", "y_label": "layer.head"}
-    return plots.grid(maps, **titles, title=f"maps of {len(chosen)} heads: queries down, keys across")
+    title = f"maps of {len(chosen)} heads: queries down, keys across"
+    return plots.grid(maps, row_labels=names, column_labels=shown, x_label="step", y_label="layer.head", title=title)
 
 
 def arrivals(evolution: Evolution) -> Figure:
@@ -105,10 +105,10 @@ def arrivals(evolution: Evolution) -> Figure:
                 axes.barh(low, end - begin, size, begin, align="edge", color=KIND_COLOURS[kind], linewidth=0)
     for came in evolution.arrivals():
         at = evolution.heads.index((came["path"], came["head"]))
-        low, size = _lanes(evolution, steps.index(came["step"]), at).get(came["kind"], (None, 0.0))
-        if low is not None:
+        lane = _lanes(evolution, steps.index(came["step"]), at).get(came["kind"])
+        if lane is not None:
             dot = {"color": "white", "markeredgecolor": "#222222", "markeredgewidth": 0.5, "clip_on": False}
-            axes.plot([came["step"]], [low + size / 2], "o", markersize=2.4, zorder=4, **dot)
+            axes.plot([came["step"]], [lane[0] + lane[1] / 2], "o", markersize=2.4, zorder=4, **dot)
     axes.set(ylim=(many - 0.5, -0.5), yticks=range(many))
     axes.set_yticklabels([evolution.label(at) for at in range(many)], **_font())
     for at in range(1, many):

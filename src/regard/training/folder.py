@@ -25,7 +25,7 @@ __all__ = ["RunFolder", "read_run"]
 KIND, FORMAT = "regard run", 1
 NAME, LOCK = "run.json", ".lock"
 # What may differ when a run goes on: none of it changes what is learned.
-FREE = ("save", "keep", "record", "parallel")
+FREE = ("save", "keep", "record", "record_every", "parallel")
 
 
 class RunFolder:

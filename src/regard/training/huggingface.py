@@ -12,7 +12,7 @@ from regard.training.recorder import Recorder
 __all__ = ["RecorderCallback"]
 
 
-def RecorderCallback(folder: str | os.PathLike[str], tokenizer: Any = None, **options: Any) -> Any:  # noqa: N802
+def RecorderCallback(folder: str | os.PathLike[str], tokenizer: Any = None, **options: Any) -> Any:
     """A ``TrainerCallback`` that records how heads evolve into ``folder``; ``options`` are those of ``Recorder``.
 
     The tokenizer is the trainer's ``processing_class`` unless given (or ``images=`` or ``probes=``). Training that goes
@@ -29,7 +29,7 @@ def _made() -> type:
     except ImportError:
         raise ImportError("RecorderCallback needs transformers, which is not installed") from None
 
-    class HeadRecorder(base):  # type: ignore[misc]
+    class HeadRecorder(base):
         def __init__(self, folder: str | os.PathLike[str], tokenizer: Any, options: dict[str, Any]) -> None:
             self.folder, self.tokenizer, self.options = folder, tokenizer, options
             self.recorder: Recorder | None = None

@@ -198,12 +198,14 @@ class Loop:
     def _recorder(self) -> Recorder | None:
         if self.recipe.record == 0:
             return None
+        every = self.recipe.record_every
         recorder = Recorder(
             self.model,
             self.path / "evolution",
             probes=self.task.probes(),
             call=self.task.ask,
             grid=self.task.grid,
+            steps=(lambda step: step % every == 0) if every else None,
             share=self.recipe.record,
         )
         recorder.back_to(self.state.step)

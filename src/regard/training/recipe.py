@@ -30,7 +30,8 @@ class Recipe:
     - every ``evaluate`` steps the held-out score is taken; ``patience`` evaluations without a better one end the run
       (0: never).
     - every ``save`` steps a checkpoint is written, and the last ``keep`` and the best one stay.
-    - ``record``: the share of the time that watching the heads may take; 0 does not watch.
+    - ``record``: the share of the time that watching the heads may take, 0 does not watch; at steps 0, 1, 2, 3, 4, 6,
+      8, 11 … (2^(k/2), rounded), or every ``record_every`` steps.
     - ``parallel``: under torchrun, ``ddp`` (a model in every process) or ``fsdp`` (a share of it).
     - ``model`` and ``data`` are the task's own.
     """
@@ -53,13 +54,14 @@ class Recipe:
     save: int = 100
     keep: int = 1
     record: float = 0.05
+    record_every: int = 0
     parallel: str = "ddp"
     model: Mapping[str, Value] = field(default_factory=dict)
     data: Mapping[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         least = {"steps": 1, "batch": 1, "accumulate": 1, "evaluate": 1, "save": 1, "keep": 1}
-        for name in (*least, "seed", "warmup", "patience"):
+        for name in (*least, "seed", "warmup", "patience", "record_every"):
             value, low = getattr(self, name), least.get(name, 0)
             if not isinstance(value, int) or not low <= value < 2**53:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number ≥ {low}")

@@ -153,7 +153,7 @@ class Recorder:
             self._pending = self._pending or bool(self._steps(step))
             return self._pending
         if self._steps is None:
-            return next(_spaced(self._last)) <= step
+            return _next(self._last) <= step
         at = bisect_right(self._steps, self._last)
         return at < len(self._steps) and self._steps[at] <= step
 
@@ -232,15 +232,10 @@ def _inner(model: nn.Module) -> nn.Module:
             return model
 
 
-def _spaced(after: int) -> Iterator[int]:
-    """round(2^(k/2)) beyond a step: 0, 1, 2, 3, 4, 6, 8, 11, 16 …"""
-    if after < 0:
-        yield 0
-    k = max(0, 2 * max(after, 1).bit_length() - 3)
-    while True:
-        if round(2 ** (k / 2)) > after:
-            yield round(2 ** (k / 2))
-        k += 1
+def _next(after: int) -> int:
+    """The next of 0 and round(2^(k/2)): 0, 1, 2, 3, 4, 6, 8, 11, 16 …"""
+    k = 2 * max(after, 1).bit_length() - 2  # 2^(k/2) ≤ after
+    return 0 if after < 0 else next(x for x in (round(2 ** (more / 2)) for more in range(k, k + 4)) if x > after)
 
 
 def _sorted(steps: Sequence[int]) -> list[int]:

@@ -20,24 +20,20 @@ them, so that both come from the same pass: sink keys are taken out of the weigh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from regard.kernels.tiles import Problem, best_products, full_precision, score_tile
-from regard.kept import KeptCall
 from regard.observables import Observation
 from regard.watching.places import Where
 from regard.watching.probes import Probe
+from regard.watching.strips import Strip, strips
 
 __all__ = ["NAMES", "Sums", "Tally", "score", "tally"]
 
-LEAST = 1e-3  # of a row's weight must lie outside the sinks for the rest to mean anything
 SPECIAL = 8  # class, distillation and register tokens at most
-CELLS = 2**18  # weights of all heads of a layer in hand at once
-FAR, FAINT = -700.0, 1e-300  # e^x is less than that there, and taken for 0; processors are slow at smaller numbers
+CELLS = 2**19  # weights of all heads of a layer in hand at once
 NAMES = (
     *("sink", "sink4", "sinks", "previous", "positional", "duplicate", "copied", "induction"),
     *("spread", "distance", "fit", "convolution", "width"),
@@ -81,27 +77,6 @@ class Sums:
             self.total[name] = torch.zeros(size, dtype=torch.float64)
         into = self.total[name]
         (into if where is None else into[:, where]).add_(value)
-
-
-@dataclass(frozen=True)
-class Strip:
-    """A few rows of one text in all heads. Weights are ``e^x``, with 0 at the sinks, which ``sunk`` has.
-
-    Of a pair of tensors the first is of A, and the second of A'.
-    """
-
-    rows: slice
-    rest: Tensor  # [H, r, m]
-    sunk: Tensor  # [H, r, S]
-    entropy: Tensor  # [2, H, r] −Σ A ln A
-    scale: Tensor  # [2, H, r] what makes e^x weights; 0 for rows that do not count
-    counts: Tensor  # [2, H, r] bool, rows that count
-    visible: Tensor  # [2, H, r] how many keys
-    see: Tensor  # [2, 1 or H, r, m] bool
-
-    def summed(self, rest: Tensor, sunk: Tensor) -> Tensor:
-        """Values of rows ``[H, r]``, of the rest and of the sinks → sums over rows of A and A', ``[2, H]``."""
-        return torch.stack([(self.scale[0] * (rest + sunk)).sum(-1), (self.scale[1] * rest).sum(-1)])
 
 
 @dataclass
@@ -159,7 +134,7 @@ def tally(observation: Observation, probe: Probe, grid: tuple[int, int] | None =
     zeros = torch.zeros(2, heads, dtype=torch.float64)
     found = Tally(Sums(where.offsets()), Sums(where.offsets()), zeros[0], zeros[1], moved)
     for batch in range(observation.counted.shape[0]):
-        for strip in _strips(observation, batch, where, sinks):
+        for strip in strips(observation, batch, where, sinks, CELLS):
             place = where.place(strip.rows)
             _add_rows(found, strip, where, sinks, place)
             _add_places(found, strip, where, sinks, place)
@@ -171,73 +146,11 @@ def tally(observation: Observation, probe: Probe, grid: tuple[int, int] | None =
     return found
 
 
-def _strips(observation: Observation, batch: int, where: Where, sinks: Tensor) -> Iterator[Strip]:
-    """The rows of one text, a few at a time."""
-    assert observation.counted is not None
-    call, entry = observation._call(batch)
-    assert isinstance(call, KeptCall)
-    problem = _one(call, entry)
-    heads, n, m = len(observation.heads), where.n, where.m
-    # A head's own empty rows are told by what it sees; a class token's row stands nowhere.
-    counted = observation.counted[batch].any(0).cpu() & ~where.nowhere()
-    step = max(1, CELLS // (heads * m * (problem.q.shape[3] if problem.hard else 1)))
-    for i in range(0, n, step):
-        rows = slice(i, min(i + step, n))
-        x, see, own = _logits(problem, rows)
-        x, see, own = x.cpu().double(), see.cpu(), own.cpu().double()
-        rest = torch.threshold_(x.exp(), FAINT, 0.0)
-        products = x.mul_(rest)
-        logs, sunk_logs = products.index_fill(2, sinks, 0.0).sum(-1), products[..., sinks].sum(-1)
-        sunk = rest[..., sinks]
-        rest.index_fill_(2, sinks, 0.0)
-        left, taken = rest.sum(-1), sunk.sum(-1)
-        total = left + taken + own
-        total = torch.where(total > 0, total, 1.0)
-        see = torch.stack([see, see.index_fill(2, sinks, False)])
-        visible = see.sum(-1).double().expand(2, heads, -1)
-        some = counted[rows] & (visible[0] > 0)
-        counts = torch.stack([some, some & (left / total >= LEAST)])
-        # Rows of A add up to total, and rows of A' to what is left: −Σ A ln A = ln total · Σ A − Σ A x.
-        totals = torch.stack([total, left.clamp(min=LEAST * total)])
-        within = torch.stack([left + taken, left])
-        entropy = (within * totals.log() - torch.stack([logs + sunk_logs, logs])) / totals
-        yield Strip(rows, rest, sunk, entropy, counts / totals, counts, visible, see)
-
-
-def _one(call: KeptCall, entry: int) -> Problem:
-    """One entry of a call's batch, all heads."""
-
-    def one(x: Tensor | None) -> Tensor | None:
-        return x if x is None or x.shape[0] == 1 else x[entry : entry + 1]
-
-    s = call.scores
-    terms = tuple(replace(term, table=one(term.table)) for term in s.terms)
-    scores = replace(s, lo=one(s.lo), hi=one(s.hi), mask=one(s.mask), bias=one(s.bias), terms=terms)
-    return Problem(call.q[entry : entry + 1], call.k[entry : entry + 1], scores)
-
-
-def _logits(problem: Problem, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-    """``x [H, r, m]``, logits less their row's largest one; who sees whom; ``e^x [H, r]`` of learned sinks."""
-    keys = slice(0, problem.k.shape[2])
-    with full_precision(problem.q):
-        tile = score_tile(problem, rows, keys, best_products(problem, rows, [keys]))
-    logits = tile.logits[0]
-    high = logits.amax(-1, keepdim=True)
-    sinks = problem.scores.sinks
-    if sinks is not None:
-        high = torch.maximum(high, sinks.to(high.dtype).view(-1, 1, 1))
-    high = torch.where(high == -torch.inf, 0.0, high)
-    own = torch.zeros_like(high) if sinks is None else (sinks.to(high.dtype).view(-1, 1, 1) - high).exp()
-    x = (logits - high).clamp_(min=FAR)
-    see = torch.ones_like(x[:1], dtype=torch.bool) if tile.visible is None else tile.visible[0]
-    return x, see.expand(-1, *x.shape[1:]), own.squeeze(-1)
-
-
 def _add_rows(found: Tally, strip: Strip, where: Where, sinks: Tensor, place: Tensor) -> None:
     """What is said of single rows: the first keys, entropy, and where the mean and the peak stand."""
     counts, visible, rest, sunk = strip.counts, strip.visible, strip.rest, strip.sunk
     found.more("rows", counts.sum(-1))
-    found.rest += (strip.scale[0] * rest.sum(-1)).sum(-1)
+    found.rest += (strip.scale[0] * strip.left).sum(-1)
     found.chance += (counts[0] * (1 - visible[1] / visible[0].clamp(min=1))).sum(-1)
     for name, first in (("sink", 1), ("sink4", 4)):
         found.more(name, strip.summed(rest[..., :first].sum(-1), sunk[..., sinks < first].sum(-1)))
@@ -245,8 +158,8 @@ def _add_rows(found: Tally, strip: Strip, where: Where, sinks: Tensor, place: Te
     found.more("spread", torch.where(counts, spread, 0.0).sum(-1))
     query, key = where.coordinates()
     for at, axis in zip(query[strip.rows].T, key.T, strict=True):
-        mean = rest @ axis - at * rest.sum(-1)
-        of_sinks = sunk @ axis[sinks] - at * sunk.sum(-1) if where.grid is None else torch.zeros_like(mean)
+        mean = rest @ axis - at * strip.left
+        of_sinks = sunk @ axis[sinks] - at * strip.taken if where.grid is None else torch.zeros_like(mean)
         found.more("mean²", (torch.stack([mean + of_sinks, mean]) * strip.scale).square().sum(-1))
     highest, peak = rest.max(-1)
     peaks = torch.stack([peak, peak])
@@ -299,20 +212,20 @@ def _add_looked(found: Tally, strip: Strip, probe: Probe, batch: int, where: Whe
     text = where.grid is None and where.n == where.m == len(ids)
     later = probe.later()[at] if text and probe.block else torch.zeros(len(at), dtype=torch.bool)
     found.more("later rows", (strip.counts & later).sum(-1))
-    uniform = strip.counts / strip.visible.clamp(min=1)
-    for name in LOOKED:
-        if not text or (name != "duplicate" and not probe.block):
-            keys = None
-        elif name == "duplicate":
-            keys = (ids[at].unsqueeze(-1) == ids) & (torch.arange(where.m) < at.unsqueeze(-1))
-        else:
-            keys = probe.earlier(LOOKED.index(name) - 1, at) & later.unsqueeze(-1)
-        none = torch.zeros_like(strip.scale[..., 0])
-        if keys is not None:
-            looked = torch.linalg.vecdot(strip.rest, keys.double())
-            found.more(name, strip.summed(looked, (strip.sunk * keys[:, sinks]).sum(-1)))
-        else:
-            found.more(name, none)
-        if name != "duplicate":
-            chance = none if keys is None else (uniform * (strip.see & keys).sum(-1)).sum(-1)
-            found.more(f"{name} chance", chance)
+    names = LOOKED if text and probe.block else LOOKED[:1] if text else ()
+    for name in LOOKED[len(names) :]:
+        found.more(name, torch.zeros_like(strip.scale[..., 0]))
+    for name in LOOKED[1:] if len(names) < 2 else ():
+        found.more(f"{name} chance", torch.zeros_like(strip.scale[..., 0]))
+    if not text:
+        return
+    copies = (ids[at].unsqueeze(-1) == ids) & (torch.arange(where.m) < at.unsqueeze(-1))
+    told = [probe.earlier(shift, at) & later.unsqueeze(-1) for shift in (0, 1)] if probe.block else []
+    keys = torch.stack([copies, *told])  # [K, r, m]
+    looked = torch.einsum("hrm,krm->khr", strip.rest, keys.double())
+    sunk = torch.einsum("hrs,krs->khr", strip.sunk, keys[..., sinks].double())
+    for k, name in enumerate(names):
+        found.more(name, strip.summed(looked[k], sunk[k]))
+        if k:
+            chance = strip.counts / strip.visible.clamp(min=1) * (strip.see & keys[k]).sum(-1)
+            found.more(f"{name} chance", chance.sum(-1))

@@ -40,7 +40,7 @@ class DatesTask(Task):
     about: ClassVar[str] = "written dates to ISO dates: a small T5, character by character"
     recipe: ClassVar[Recipe] = Recipe(
         task="dates",
-        steps=1200,
+        steps=1600,
         batch=128,
         rate=3e-3,
         warmup=100,
@@ -81,8 +81,9 @@ class DatesTask(Task):
         }
         model = create(config, beside=beside, std=0.05)
         model.generation = Config(ends)
-        # As T5 does: the tied head divides logits by √d, so that embeddings of size 1 make logits of size 1.
-        nn.init.normal_(model.get_parameter("encoder.tokens.embedding.weight"), std=1.0)
+        # The tied head divides logits by √d, so that small embeddings say little for long; but with T5's own, of size 1,
+        # a model begins by repeating what it has just read, sure of itself.
+        nn.init.normal_(model.get_parameter("encoder.tokens.embedding.weight"), std=0.2)
         return model
 
     def batch(self, step: int) -> Batch:

@@ -43,10 +43,10 @@ class DigitsTask(Task):
         task="digits",
         steps=1500,
         batch=128,
-        rate=2e-3,
+        rate=3e-3,
         warmup=100,
         model={"kind": "vit", "d": 64, "heads": 4, "layers": 3, "hidden": 128, "patch": 2, "dropout": 0.0},
-        data={"folder": "", "size": 8, "channels": 1, "shift": 1.0, "turn": 10.0, "zoom": 0.1},
+        data={"folder": "", "size": 8, "channels": 1, "shift": 0.5, "turn": 8.0, "zoom": 0.08},
     )
     score: ClassVar[str] = "accuracy"
     higher: ClassVar[bool] = True

@@ -63,13 +63,13 @@ class TextTask(Task):
     about: ClassVar[str] = "English (Python's documentation, or your own text): a small Llama over subwords"
     recipe: ClassVar[Recipe] = Recipe(
         task="text",
-        steps=2400,
+        steps=2000,
         batch=8,
         rate=2e-3,
         warmup=100,
-        evaluate=300,
-        save=300,
-        model={"d": 192, "heads": 6, "layers": 4, "hidden": 512, "tied": True, "dropout": 0.0},
+        evaluate=200,
+        save=200,
+        model={"d": 160, "heads": 5, "layers": 4, "hidden": 432, "tied": True, "dropout": 0.0},
         data={"path": "", "vocabulary": 2048, "window": 256, "held": 0.1, "bytes": 1.0},
     )
     score: ClassVar[str] = "bits per byte"

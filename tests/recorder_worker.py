@@ -1,0 +1,76 @@
+"""One rank of a recorded training: records a model with the others, writes what it was told.
+
+python recorder_worker.py RANK RANKS STORE FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from regard.nn import Decoder
+from regard.training.recorder import Recorder
+from regard.watching.probes import Probe
+
+VOCAB, N = 40, 24
+
+
+def model() -> Decoder:
+    torch.manual_seed(3)
+    made = Decoder(12, heads=3, layers=2, vocab=VOCAB)
+    for parameter in made.parameters():  # weights as drawn at first are nearly uniform
+        parameter.data *= 1.5
+    return made
+
+
+def probes() -> list[Probe]:
+    """Three natural texts, two repeated ones and one random one: a second rank has fewer of them, or none."""
+    draw = torch.Generator().manual_seed(1)
+    special = torch.arange(N) == 0
+    different = torch.stack([torch.randperm(VOCAB, generator=draw)[:N] for _ in range(2)])
+    return [
+        Probe("natural", torch.randint(VOCAB, (3, N), generator=draw), special),
+        Probe("repeated", different[:, :8].repeat(1, 3), special, 8),
+        Probe("random", different[:1], special, 8),
+    ]
+
+
+def main(rank: int, ranks: int, store: str, folder: Path) -> None:
+    timeout = timedelta(seconds=60)
+    dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=timeout)
+    told: dict[str, object] = {}
+    data = nn.parallel.DistributedDataParallel(model())
+    recorder = Recorder(data, folder / "ddp", probes=probes(), share=0.0)
+    told["steps"] = [recorder.step(k) for k in range(4)]  # the first alone: a share of 0 leaves no time
+    recorder.finish(4)
+    told["grads"] = any(x.grad is not None for x in data.parameters())
+    again = Recorder(data, folder / "ddp", probes=probes(), share=None)
+    told["again"] = [again.step(4), again.step(5)]
+    again.back_to(4)
+    told["back"] = [again.step(4), again.step(6)]
+    spread = model()
+    for block in spread.blocks:
+        fully_shard(block)
+    fully_shard(spread)
+    Recorder(spread, folder / "fsdp", probes=probes(), share=None).step(0)
+    if rank == 0:
+        Path(folder / "ddp" / "step-00000008.safetensors").write_bytes(b"half")
+    dist.barrier()
+    try:
+        Recorder(data, folder / "ddp", probes=probes())
+    except ValueError as error:
+        told["broken"] = str(error)
+    (folder / f"{rank}.json").write_text(json.dumps(told))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
