@@ -43,7 +43,7 @@ def probes() -> list[Probe]:
 
 
 def main(rank: int, ranks: int, store: str, folder: Path) -> None:
-    timeout = timedelta(seconds=60)
+    timeout = timedelta(seconds=150)
     dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=timeout)
     told: dict[str, object] = {}
     data = nn.parallel.DistributedDataParallel(model())

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +287,7 @@ def test_the_rate_rises_and_falls() -> None:
     recipe = Recipe("tiny", steps=101, batch=1, rate=2.0, warmup=10, floor=0.25)
     rates = [rate(recipe, step) for step in range(101)]
     assert rates[0] == pytest.approx(0.2) and rates[9] == rates[10] == 2.0 and rates[-1] == pytest.approx(0.5)
-    assert all(a >= b for a, b in zip(rates[10:], rates[11:], strict=False))
+    assert all(a >= b for a, b in pairwise(rates[10:]))
     assert rate(Recipe("tiny", steps=1, batch=1, rate=2.0, warmup=0), 0) == 2.0
     # A warm-up longer than the run just rises.
     assert rate(Recipe("tiny", steps=5, batch=1, rate=1.0, warmup=10), 4) == pytest.approx(0.5)

@@ -1,4 +1,4 @@
-"""Two processes that torchrun starts learn what one learns; when one is killed the other says so, and the run goes on."""
+"""Two processes of torchrun learn what one learns; when one is killed the other says so, and the run goes on."""
 
 from __future__ import annotations
 

@@ -389,7 +389,7 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
     call = [sys.executable, recorder_worker.__file__]
     running = [subprocess.Popen([*call, str(r), "2", tmp_path / "store", tmp_path], **options) for r in range(2)]
     try:
-        said = [process.communicate(timeout=100)[0] for process in running]
+        said = [process.communicate(timeout=200)[0] for process in running]
     finally:
         for process in running:
             process.kill()

@@ -185,6 +185,7 @@ def test_every_verb_agrees_with_its_subject_and_nothing_else_tells() -> None:
         plural += number
         distractors += len(nouns)
         together += sum(bool(PLURAL.match(noun)) == bool(number) for noun in nouns)
+    assert len(set(grammar.VOCABULARY)) == len(grammar.VOCABULARY)  # no word is of two kinds
     assert 0.45 < plural / 1500 < 0.55
     assert 0.45 < together / distractors < 0.55  # a distractor says nothing of the subject
 
@@ -221,7 +222,8 @@ def test_agreement_is_judged_by_number_among_verbs_alone() -> None:
     other = torch.tensor([grammar.OF["are"] if p else grammar.OF["is"] for p in batch["plural"].tolist()])
     logits[torch.arange(len(at)), at, other] = 1.0
     assert bool(task.agrees(logits, batch).all())
-    logits[torch.arange(len(at)), at, other ^ 1 if grammar.FIRST_VERB % 2 == 0 else ((other - 1) ^ 1) + 1] = 2.0
+    wrong = grammar.FIRST_VERB + ((other - grammar.FIRST_VERB) ^ 1)
+    logits[torch.arange(len(at)), at, wrong] = 2.0
     assert not bool(task.agrees(logits, batch).any())
 
 

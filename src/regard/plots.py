@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
-__all__ = ["FAINT", "MOST_LABELS", "MOST_LINES", "grid", "heat", "lines", "profile", "save", "series"]
+__all__ = [
+    *("FAINT", "MOST_LABELS", "MOST_LINES", "grid", "heat", "lines", "profile", "save", "series"),
+    *("font", "frame", "inches", "name_axes", "part", "thin_ticks"),  # for figures made elsewhere
+]
 
 FAINT = 0.02  # a line of less weight is not drawn
 MOST_LABELS, MOST_LINES = 64, 80  # words along a side of a map, and of a figure of lines
@@ -66,9 +69,9 @@ def grid(
     names = None if titles is None else iter(titles)
     cell = min(max(min(10 / wide, 12.5 / high), 0.3), 1.8)
     above = 0.0 if names is None else 0.16 / cell  # room for a title, in cells
-    left = 0.1 + _inches(row_labels, most=40) + (0.2 if y_label else 0)
+    left = 0.1 + inches(row_labels, most=40) + (0.2 if y_label else 0)
     top = 0.1 + (0.12 if column_labels else 0) + (0.2 if x_label else 0)
-    figure, axes = _frame(cell * wide, cell * (1 + above) * high, left=left, bottom=0.1, top=top, title=title)
+    figure, axes = frame(cell * wide, cell * (1 + above) * high, left=left, bottom=0.1, top=top, title=title)
     gap = min(0.04, 0.03 / cell)
     boxes = []
     for r, line in enumerate(table):
@@ -78,18 +81,18 @@ def grid(
             _image(axes, weights, (x, x_end, y_end, y_start))
             boxes.append([(x, y_start), (x_end, y_start), (x_end, y_end), (x, y_end), (x, y_start)])
             if names is not None:
-                axes.text(x, y, _shown(next(names), int(cell * 17)), va="bottom", **_font())
-    axes.add_collection(_part(".collections").LineCollection(boxes, colors=EDGE, linewidths=0.3, zorder=3))
+                axes.text(x, y, _shown(next(names), int(cell * 17)), va="bottom", **font())
+    axes.add_collection(part(".collections").LineCollection(boxes, colors=EDGE, linewidths=0.3, zorder=3))
     axes.set(xlim=(0, wide), ylim=(high * (1 + above), 0), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, pad=2, labeltop=True, labelbottom=False)
     if column_labels:
-        axes.set_xticks(np.arange(wide) + 0.5, [_shown(x, max(3, int(cell * 17))) for x in column_labels], **_font())
+        axes.set_xticks(np.arange(wide) + 0.5, [_shown(x, max(3, int(cell * 17))) for x in column_labels], **font())
     if row_labels:
         middles = np.arange(high) * (1 + above) + above + 0.5
-        axes.set_yticks(middles, [_shown(x, 40) for x in row_labels], **_font())
+        axes.set_yticks(middles, [_shown(x, 40) for x in row_labels], **font())
     axes.xaxis.set_label_position("top")
-    _name_axes(axes, x_label, y_label)
+    name_axes(axes, x_label, y_label)
     return figure
 
 
@@ -113,7 +116,7 @@ def heat(
     (y, y_end), (x, x_end) = rows or (0, n), keys or (0, m)
     span = (x - 0.5, x_end - 0.5, y_end - 0.5, y - 0.5)  # a token's cell reaches half a token to either side
     figure, axes = _coloured(weights, span, row_words, key_words, title)
-    _name_axes(axes, "keys", "queries")
+    name_axes(axes, "keys", "queries")
     return figure
 
 
@@ -135,17 +138,17 @@ def profile(offsets: Any, weights: ArrayLike, *, title: str | None = None) -> Fi
         dy, dx = offsets
         figure, axes = _coloured(values, (dx[0] - 0.5, dx[-1] + 0.5, dy[-1] + 0.5, dy[0] - 0.5), None, None, title)
         axes.plot([0], [0], marker="+", markersize=7, color="#d55e00", markeredgewidth=1.2)
-        _name_axes(axes, "columns from query to key", "rows from query to key")
+        name_axes(axes, "columns from query to key", "rows from query to key")
         return figure
-    figure, axes = _frame(5, 2.2, left=0.6, bottom=0.45, title=title)
+    figure, axes = frame(5, 2.2, left=0.6, bottom=0.45, title=title)
     if offsets[0][0] < 0 < offsets[0][-1]:
         axes.axvline(0, color=EDGE, linewidth=0.5, zorder=0)
     axes.bar(offsets[0], values, width=0.8, color=COLOURS[5])
     axes.margins(x=0.01)
     axes.set_ylim(bottom=min(0.0, float(np.nanmin(values))))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.xaxis.set_major_locator(_part(".ticker").MaxNLocator(9, integer=True))
-    _name_axes(axes, "key − query, tokens", "mean weight")
+    axes.xaxis.set_major_locator(part(".ticker").MaxNLocator(9, integer=True))
+    name_axes(axes, "key − query, tokens", "mean weight")
     return figure
 
 
@@ -169,20 +172,20 @@ def lines(
             raise ValueError(f"weights are {list(dense.shape)}, but there are {n} queries and {m} keys")
         entries = [(int(i), int(j), float(dense[i, j])) for i, j in np.argwhere(dense >= FAINT)]
     entries = sorted((x for x in entries if x[2] >= FAINT), key=lambda x: x[2])  # strong ones are drawn last, on top
-    left, right = (0.2 + _inches([*words, name]) for words, name in ((row_words, "queries"), (key_words, "keys")))
+    left, right = (0.2 + inches([*words, name]) for words, name in ((row_words, "queries"), (key_words, "keys")))
     most = max(n, m, 1)
-    figure, axes = _frame(2.4, 0.155 * most, left=left, right=right, bottom=0.1, top=0.3, title=title)
+    figure, axes = frame(2.4, 0.155 * most, left=left, right=right, bottom=0.1, top=0.3, title=title)
     y, y_key = (np.arange(n) + 0.5) * most / max(n, 1), (np.arange(m) + 0.5) * most / max(m, 1)
-    rgb = _part(".colors").to_rgb(LINE)
+    rgb = part(".colors").to_rgb(LINE)
     ends = [[(0.0, y[i]), (1.0, y_key[j])] for i, j, _ in entries]
     colours = [(*rgb, min(w, 1.0)) for _, _, w in entries]
-    axes.add_collection(_part(".collections").LineCollection(ends, colors=colours, linewidths=1.6, capstyle="round"))
+    axes.add_collection(part(".collections").LineCollection(ends, colors=colours, linewidths=1.6, capstyle="round"))
     for at, word in zip(y, row_words, strict=True):
-        axes.text(-0.02, at, _shown(word), ha="right", va="center", **_font())
+        axes.text(-0.02, at, _shown(word), ha="right", va="center", **font())
     for at, word in zip(y_key, key_words, strict=True):
-        axes.text(1.02, at, _shown(word), ha="left", va="center", **_font())
+        axes.text(1.02, at, _shown(word), ha="left", va="center", **font())
     for x, side, name in ((-0.02, "right", "queries"), (1.02, "left", "keys")):
-        axes.text(x, -0.5, name, ha=side, va="center", **_font(color="#777777"))
+        axes.text(x, -0.5, name, ha=side, va="center", **font(color="#777777"))
     axes.set(xlim=(0, 1), ylim=(most, 0))
     axes.set_axis_off()
     return figure
@@ -205,9 +208,9 @@ def series(
     if log not in ("", "x", "y", "xy"):
         raise ValueError(f'log is {log!r}; it is "", "x", "y" or "xy"')
     height = max(2.8, 0.15 * len(values))
-    figure, axes = _frame(4.6, height, left=0.65, right=0.2 + _inches(values), bottom=0.45, title=title)
+    figure, axes = frame(4.6, height, left=0.65, right=0.2 + inches(values), bottom=0.45, title=title)
     axes.set(xscale="log" if "x" in log else "linear", yscale="log" if "y" in log else "linear")
-    _thin_ticks(axes)  # again: a scale brings ticks of its own
+    thin_ticks(axes)  # again: a scale brings ticks of its own
     drawn = []
     for at, (name, given) in enumerate(values.items()):
         colour, style = SERIES[at % len(SERIES)], ("-", "--", ":", "-.")[at // len(SERIES) % 4]
@@ -228,8 +231,8 @@ def series(
     axes.spines[["top", "right"]].set_visible(False)
     for name, at_x in (marks or {}).items():
         axes.axvline(at_x, color=EDGE, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
-        axes.text(at_x, 1.0, f" {_shown(name, 24)}", transform=axes.get_xaxis_transform(), va="top", **_font())
-    _name_axes(axes, x_label, y_label)
+        axes.text(at_x, 1.0, f" {_shown(name, 24)}", transform=axes.get_xaxis_transform(), va="top", **font())
+    name_axes(axes, x_label, y_label)
     _name_ends(axes, drawn, 0.15 / height)
     return figure
 
@@ -243,7 +246,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
     undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
     temporary = file.with_name(f".{secrets.token_hex(6)}.{kind}")
     try:
-        with _SAVING, _part("").rc_context({"svg.hashsalt": "regard"}), open(temporary, "xb") as to:
+        with _SAVING, part("").rc_context({"svg.hashsalt": "regard"}), open(temporary, "xb") as to:
             figure.savefig(to, format=kind, metadata=undated, dpi="figure", facecolor="white")
         os.replace(temporary, file)
     except OSError as error:
@@ -252,7 +255,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _part(name: str) -> Any:
+def part(name: str) -> Any:
     """A module of matplotlib, which is imported when something is drawn and not before."""
     try:
         return importlib.import_module(f"matplotlib{name}")
@@ -263,14 +266,14 @@ def _part(name: str) -> Any:
 @lru_cache
 def _fonts() -> tuple[list[str], frozenset[int]]:
     """The families to draw with, and every character they have: matplotlib warns of each other one."""
-    manager = _part(".font_manager")
+    manager = part(".font_manager")
     there = manager.fontManager.get_font_names()
     families = ["DejaVu Sans Mono", "DejaVu Sans", *(name for name in OTHER_FONTS if name in there)]
     known = (manager.get_font(manager.findfont(name)).get_charmap() for name in families)
     return families, frozenset().union(*known)
 
 
-def _font(**more: Any) -> dict[str, Any]:
+def font(**more: Any) -> dict[str, Any]:
     """How words are set: as they are, never as a formula."""
     return {"family": _fonts()[0], "size": SMALL, "color": INK, "parse_math": False, "usetex": False} | more
 
@@ -288,30 +291,30 @@ def _shown(word: object, most: int = 14) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _inches(words: Iterable[object] | None, size: float = SMALL, most: int = 14) -> float:
+def inches(words: Iterable[object] | None, size: float = SMALL, most: int = 14) -> float:
     """The width of the widest word: a character takes 0.6 of the size, one of East Asia all of it."""
     texts = (_shown(word, most) for word in words or ())
     wide = (sum(1.02 if unicodedata.east_asian_width(c) in "WF" else 0.61 for c in text) for text in texts)
     return max(wide, default=0.0) * size / 72
 
 
-def _frame(
+def frame(
     width: float, height: float, *, left: float, bottom: float, right: float = 0.15, top: float = 0.1, title: str | None
 ) -> tuple[Figure, Any]:
     """A figure around axes of that size, in inches, with a title at the left that has room."""
     if title is not None:
-        top, right = top + 0.25, max(right, _inches([title], TITLE, 120) + 0.2 - left - width)
+        top, right = top + 0.25, max(right, inches([title], TITLE, 120) + 0.2 - left - width)
     wide, high = left + width + right, bottom + height + top
-    figure = _part(".figure").Figure(figsize=(wide, high), dpi=200, facecolor="white", layout="none")
+    figure = part(".figure").Figure(figsize=(wide, high), dpi=200, facecolor="white", layout="none")
     axes = figure.add_axes((left / wide, bottom / high, width / wide, height / high))
     if title is not None:
-        figure.text(0.1 / wide, 1 - 0.08 / high, _shown(title, 120), va="top", **_font(size=TITLE))
+        figure.text(0.1 / wide, 1 - 0.08 / high, _shown(title, 120), va="top", **font(size=TITLE))
     axes.spines[:].set(linewidth=0.5, color=EDGE)
-    _thin_ticks(axes)
+    thin_ticks(axes)
     return figure, axes
 
 
-def _thin_ticks(axes: Any) -> None:
+def thin_ticks(axes: Any) -> None:
     style = {"width": 0.5, "color": EDGE, "labelsize": SMALL, "labelcolor": INK, "labelfontfamily": _fonts()[0]}
     axes.tick_params(length=2, **style)
     axes.tick_params(which="minor", length=1, **style)
@@ -319,7 +322,7 @@ def _thin_ticks(axes: Any) -> None:
 
 def _image(axes: Any, weights: Any, span: tuple[float, float, float, float]) -> Any:
     """A map within (left, right, bottom, top), white at 0 and darkest at its maximum, by the square root."""
-    colors = _part(".colors")
+    colors = part(".colors")
     most = float(np.max(weights, where=np.isfinite(weights), initial=0.0)) or 1.0
     norm, colours = colors.PowerNorm(0.5, 0, most), colors.LinearSegmentedColormap.from_list("regard", COLOURS)
     return axes.imshow(weights, cmap=colours, norm=norm, extent=span, aspect="auto", origin="upper")
@@ -333,28 +336,28 @@ def _coloured(
     cell = min(max(4.5 / max(n, m), 0.13), 0.4)
     cell *= min(1.0, (8.4 if row_words or key_words else 5.0) / (cell * max(n, m)))
     width, height = max(0.8, m * cell), max(0.8, n * cell)
-    left, bottom = (0.3 + _inches(words or ["0000"]) for words in (row_words, key_words or ["0"]))
-    figure, axes = _frame(width, height, left=left, bottom=bottom, right=0.75, title=title)
+    left, bottom = (0.3 + inches(words or ["0000"]) for words in (row_words, key_words or ["0"]))
+    figure, axes = frame(width, height, left=left, bottom=bottom, right=0.75, title=title)
     box = axes.get_position()
     wide = figure.get_figwidth()
     scale = figure.add_axes((box.x1 + 0.1 / wide, box.y0, 0.1 / wide, box.height))
     image = _image(axes, weights, span)
     bar = figure.colorbar(image, cax=scale)
     bar.outline.set(linewidth=0.5, edgecolor=EDGE)
-    bar.set_label("weight", **_font())
-    _thin_ticks(scale)
+    bar.set_label("weight", **font())
+    thin_ticks(scale)
     for axis, words, (first, after) in ((axes.xaxis, key_words, span[:2]), (axes.yaxis, row_words, span[:1:-1])):
         if words is None:
-            axis.set_major_locator(_part(".ticker").MaxNLocator(8, integer=True))
+            axis.set_major_locator(part(".ticker").MaxNLocator(8, integer=True))
             continue
         middles = first + (np.arange(len(words)) + 0.5) * (after - first) / len(words)
-        axis.set_ticks(middles, [*map(_shown, words)], rotation=90 if axis is axes.xaxis else 0, **_font())
+        axis.set_ticks(middles, [*map(_shown, words)], rotation=90 if axis is axes.xaxis else 0, **font())
     return figure, axes
 
 
-def _name_axes(axes: Any, x_label: str | None, y_label: str | None) -> None:
-    axes.set_xlabel("" if x_label is None else _shown(x_label, 60), **_font())
-    axes.set_ylabel("" if y_label is None else _shown(y_label, 60), **_font())
+def name_axes(axes: Any, x_label: str | None, y_label: str | None) -> None:
+    axes.set_xlabel("" if x_label is None else _shown(x_label, 60), **font())
+    axes.set_ylabel("" if y_label is None else _shown(y_label, 60), **font())
 
 
 def _name_ends(axes: Any, ends: list[tuple[str, str, float, float]], apart: float) -> None:
@@ -365,7 +368,7 @@ def _name_ends(axes: Any, ends: list[tuple[str, str, float, float]], apart: floa
     low = 0.0
     for at, (height, name, colour) in enumerate(sorted(heights)):
         low = min(max(height, low), 1.0 - apart * (len(heights) - 1 - at))
-        axes.text(1.015, low, _shown(name), va="center", transform=axes.transAxes, **_font(color=colour))
+        axes.text(1.015, low, _shown(name), va="center", transform=axes.transAxes, **font(color=colour))
         low += apart
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from regard import plots
-from regard.plots import EDGE, SERIES, _font, _frame, _inches, _name_axes, _part, _thin_ticks
+from regard.plots import EDGE, SERIES, font, frame, inches, name_axes, part, thin_ticks
 from regard.shapes import integer
 from regard.training.evolution import Evolution
 from regard.watching.kinds import KINDS
@@ -22,7 +23,7 @@ from regard.watching.table import COLUMNS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["arrivals", "film", "trajectories"]
+__all__ = ["arrivals", "film", "save_figures", "trajectories"]
 
 # Heads begin by averaging, which is grey. The others are Okabe and Ito's, which colour-blind people tell apart too;
 # as an area their yellow shows better than black.
@@ -38,17 +39,18 @@ def trajectories(evolution: Evolution, name: str = "entropy") -> Figure:
     if not np.isfinite(values).any():
         raise ValueError(f"{name} is not known of any head here")
     many = len(evolution.paths)
-    figure, axes = _frame(5.2, 3.2, left=0.6, right=0.75, bottom=0.45, title=f"{name} of {len(evolution.heads)} heads")
-    colours = _part("").colormaps["viridis_r"](np.linspace(0.2, 1.0, many))
+    figure, axes = frame(5.2, 3.2, left=0.6, right=0.75, bottom=0.45, title=f"{name} of {len(evolution.heads)} heads")
+    colours = part("").colormaps["viridis_r"](np.linspace(0.2, 1.0, many))
     layers = [evolution.paths.index(path) for path, _ in evolution.heads]
     marker = "o" if len(evolution.steps) == 1 else None
     for at, layer in enumerate(layers):
-        style = {"color": colours[layer], "linewidth": 1.1, "alpha": 0.85, "marker": marker, "markersize": 3}
+        thin = 1.1 if len(layers) <= 48 else 0.7
+        style = {"color": colours[layer], "linewidth": thin, "alpha": 0.85, "marker": marker, "markersize": 3}
         axes.plot(evolution.steps, values[:, at], **style)
     _time(axes, evolution.steps)
     axes.spines[["top", "right"]].set_visible(False)
     unit = COLUMNS.get(name, "")
-    _name_axes(axes, "step", f"{name}, {unit}" if unit == "nats" else name)
+    name_axes(axes, "step", f"{name}, {unit}" if unit == "nats" else name)
     box, wide = axes.get_position(), figure.get_figwidth()
     high = min(box.height, 0.22 * many / figure.get_figheight())
     scale = figure.add_axes((box.x1 + 0.15 / wide, box.y0, 0.12 / wide, high))
@@ -57,8 +59,8 @@ def trajectories(evolution: Evolution, name: str = "entropy") -> Figure:
     scale.set(xticks=[], yticks=range(0, many, every))
     scale.yaxis.tick_right()
     scale.spines[:].set(linewidth=0.5, color=EDGE)
-    _thin_ticks(scale)
-    scale.set_title("layer", loc="left", pad=4, **_font())
+    thin_ticks(scale)
+    scale.set_title("layer", loc="left", pad=4, **font())
     return figure
 
 
@@ -96,8 +98,8 @@ def arrivals(evolution: Evolution) -> Figure:
     legend = [x for x in KIND_COLOURS if any(x in held for step in evolution.labels for held in step)] or ["no kinds"]
     high = max(many * min(0.2, max(0.11, 11 / many)), 0.17 * len(legend))
     title = f"when heads took their types: {evolution.model}"
-    left, right = 0.35 + _inches([evolution.label(many - 1)]), 0.45 + _inches(legend)
-    figure, axes = _frame(5.2, high, left=left, right=right, bottom=0.45, title=title)
+    left, right = 0.35 + inches([evolution.label(many - 1)]), 0.45 + inches(legend)
+    figure, axes = frame(5.2, high, left=left, right=right, bottom=0.45, title=title)
     _time(axes, steps, ends=True)
     for at in range(many):
         for s, (begin, end) in enumerate(pairwise([*steps, _end(steps)])):
@@ -108,16 +110,29 @@ def arrivals(evolution: Evolution) -> Figure:
         lane = _lanes(evolution, steps.index(came["step"]), at).get(came["kind"])
         if lane is not None:
             dot = {"color": "white", "markeredgecolor": "#222222", "markeredgewidth": 0.5, "clip_on": False}
-            axes.plot([came["step"]], [lane[0] + lane[1] / 2], "o", markersize=2.4, zorder=4, **dot)
+            size = min(2.4, 60 * lane[1] * high / many)  # points, less than the lane has
+            axes.plot([came["step"]], [lane[0] + lane[1] / 2], "o", markersize=size, zorder=4, **dot)
     axes.set(ylim=(many - 0.5, -0.5), yticks=range(many))
-    axes.set_yticklabels([evolution.label(at) for at in range(many)], **_font())
+    axes.set_yticklabels([evolution.label(at) for at in range(many)], **font())
     for at in range(1, many):
         if evolution.heads[at][0] != evolution.heads[at - 1][0]:  # the next layer
             axes.axhline(at - 0.5, color=EDGE, linewidth=0.4)
     axes.spines[["top", "right"]].set_visible(False)
-    _name_axes(axes, "step", "layer.head")
+    name_axes(axes, "step", "layer.head")
     _legend(figure, axes, legend)
     return figure
+
+
+def save_figures(evolution: Evolution, folder: Path) -> list[Path]:
+    """All of them as PNG files in a folder: entropy and distance over time, a film of maps, and the arrivals."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {name: trajectories(evolution, name) for name in ("entropy", "distance")}
+    figures |= {"film": film(evolution), "arrivals": arrivals(evolution)}
+    files = []
+    for name, figure in figures.items():
+        files.append(folder / f"{name}.png")
+        plots.save(figure, files[-1])
+    return files
 
 
 def _lanes(evolution: Evolution, record: int, at: int) -> dict[str, tuple[float, float]]:
@@ -146,15 +161,15 @@ def _end(steps: Sequence[int]) -> float:
 def _time(axes: Any, steps: Sequence[int], *, ends: bool = False) -> None:
     """Steps by their logarithm; 0 stands before 1, as far as 1 before 3."""
     axes.set_xscale("symlog", linthresh=1, linscale=0.5)
-    _thin_ticks(axes)  # again: a scale brings ticks of its own
+    thin_ticks(axes)  # again: a scale brings ticks of its own
     axes.set_xlim(steps[0], _end(steps) if ends or len(steps) == 1 else steps[-1])
     last = max(1, steps[-1])
     ticks = [0, *(10**k for k in range(len(str(last))))]
     shown = [tick for tick in ticks if steps[0] <= tick <= last / 2] + [last]
-    axes.set_xticks(shown, [f"{tick:,}" for tick in shown], **_font())
+    axes.set_xticks(shown, [f"{tick:,}" for tick in shown], **font())
     small = [d * tick for tick in ticks[1:] for d in range(2, 10) if steps[0] <= d * tick <= last]
     axes.set_xticks(small, minor=True)
-    axes.xaxis.set_minor_formatter(_part(".ticker").NullFormatter())
+    axes.xaxis.set_minor_formatter(part(".ticker").NullFormatter())
 
 
 def _legend(figure: Figure, axes: Any, kinds: Sequence[str]) -> None:
@@ -164,7 +179,7 @@ def _legend(figure: Figure, axes: Any, kinds: Sequence[str]) -> None:
     for k, kind in enumerate(kinds):
         x, y = box.x1 + 0.15 / wide, box.y1 - (0.08 + 0.17 * k) / high
         if kind in KIND_COLOURS:
-            patch = _part(".patches").Rectangle((x, y - 0.045 / high), 0.12 / wide, 0.09 / high)
+            patch = part(".patches").Rectangle((x, y - 0.045 / high), 0.12 / wide, 0.09 / high)
             patch.set(color=KIND_COLOURS[kind], transform=figure.transFigure, linewidth=0)
             figure.add_artist(patch)
-        figure.text(x + 0.18 / wide, y, kind, va="center", **_font())
+        figure.text(x + 0.18 / wide, y, kind, va="center", **font())

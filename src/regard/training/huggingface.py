@@ -38,7 +38,8 @@ def _made() -> type:
             tokenizer = self.tokenizer
             if tokenizer is None and not {"images", "probes"} & set(self.options):
                 tokenizer = given.get("processing_class")
-            self.recorder = Recorder(given["model"], self.folder, tokenizer, **self.options)
+            options: dict[str, Any] = {"total": state.max_steps or None} | self.options
+            self.recorder = Recorder(given["model"], self.folder, tokenizer, **options)
             if state.global_step:
                 self.recorder.back_to(state.global_step)
             self.recorder.step(state.global_step)

@@ -207,6 +207,7 @@ class Loop:
             grid=self.task.grid,
             steps=(lambda step: step % every == 0) if every else None,
             share=self.recipe.record,
+            total=self.recipe.steps,
         )
         recorder.back_to(self.state.step)
         return recorder

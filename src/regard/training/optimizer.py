@@ -59,8 +59,8 @@ def remember(model: nn.Module, optimizer: AdamW, found: Mapping[str, Tensor]) ->
     """Give an optimizer back what ``moments`` took."""
     by_name: dict[str, dict[str, Tensor]] = {}
     for name, value in found.items():
-        parameter, _, key = name.rpartition(".")
-        by_name.setdefault(parameter, {})[key] = value
+        owner, _, key = name.rpartition(".")
+        by_name.setdefault(owner, {})[key] = value
     learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
     _check_names(learned, by_name)
     for name, parameter in learned.items():

@@ -62,18 +62,18 @@ class Recipe:
     def __post_init__(self) -> None:
         least = {"steps": 1, "batch": 1, "accumulate": 1, "evaluate": 1, "save": 1, "keep": 1}
         for name in (*least, "seed", "warmup", "patience", "record_every"):
-            value, low = getattr(self, name), least.get(name, 0)
-            if not isinstance(value, int) or not low <= value < 2**53:
-                raise ValueError(f"{name} is {value!r}; it must be a whole number ≥ {low}")
+            value, few = getattr(self, name), least.get(name, 0)
+            if not isinstance(value, int) or not few <= value < 2**53:
+                raise ValueError(f"{name} is {value!r}; it must be a whole number ≥ {few}")
         for name, low, high in (
             *(("rate", 0.0, math.inf), ("floor", 0.0, 1.0), ("decay", 0.0, math.inf), ("clip", 0.0, math.inf)),
             *(("beta1", 0.0, 1.0), ("beta2", 0.0, 1.0), ("record", 0.0, 1.0)),
         ):
-            value = getattr(self, name)
-            beyond = value >= high if name.startswith("beta") else value > high
-            if not math.isfinite(value) or value < low or beyond:
-                until = "" if high == math.inf else f" and {'<' if name.startswith('beta') else '≤'} {high:g}"
-                raise ValueError(f"{name} is {value}; it must be a number ≥ {low:g}{until}")
+            number: float = getattr(self, name)
+            beta = name.startswith("beta")
+            if not math.isfinite(number) or number < low or (number >= high if beta else number > high):
+                until = "" if high == math.inf else f" and {'<' if beta else '≤'} {high:g}"
+                raise ValueError(f"{name} is {number}; it must be a number ≥ {low:g}{until}")
         if self.rate == 0:
             raise ValueError("rate is 0; a learning rate above 0 is needed to learn anything")
         for name, known in (("precision", ("float32", "bfloat16")), ("parallel", ("ddp", "fsdp"))):
@@ -100,7 +100,7 @@ class Recipe:
                 own[name] = _as(name, value, getattr(self, name))
             else:
                 raise ValueError(f"a {self.task} recipe has no {name}; it has {', '.join(self.names())}")
-        return replace(self, **own, **tables)
+        return replace(self, **own, **tables)  # type: ignore[arg-type]
 
     def names(self) -> list[str]:
         """Everything that can be set."""
@@ -164,7 +164,7 @@ def _as(name: str, given: Any, before: Value) -> Value:
         return float(given)
     if type(given) is not kind:
         raise wrong
-    return given  # type: ignore[no-any-return]
+    return given
 
 
 def _whole(number: float) -> int:

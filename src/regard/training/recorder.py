@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from regard.shapes import integer
 from regard.training import records
 from regard.training.measured import Call, measure
 from regard.training.ring import Ring
-from regard.watching.heads import _run, _vocabulary
+from regard.watching.heads import run, vocabulary
 from regard.watching.probes import Probe, Reader, natural, repeated
 
 __all__ = ["Recorder"]
@@ -51,6 +52,8 @@ class Recorder:
       0 and the last one are always recorded.
     - ``share``: a record waits as long as it would bring the time spent on recording above this share of the time
       since the first call, and is taken at the first later step where it fits; None or 1 never waits.
+    - ``total``: how many steps there will be, where that is known. Then early records need not wait: the share is of
+      the time that all steps will take, dealt out evenly over the logarithm of the step.
     - ``map=g`` cells a side of pooled maps, ``profile=r`` offsets to either side.
     - ``group``: under torch.distributed every process runs its share of the probes, sums are added up, and the first
       one writes; all make the same calls.
@@ -71,6 +74,7 @@ class Recorder:
         grid: tuple[int, int] | None = None,
         steps: Steps = None,
         share: float | None = 0.05,
+        total: int | None = None,
         map: int = 32,
         profile: int = 16,
         group: dist.ProcessGroup | None = None,
@@ -84,9 +88,10 @@ class Recorder:
         self.limit = 1.0 if share is None else share
         if not isinstance(self.limit, int | float) or not 0 <= self.limit <= 1:
             raise ValueError(f"share is {share!r}; it must be a number from 0 to 1, or None for no limit")
+        self.total = None if total is None else integer("total", total, least=1)
         self._observe = Observe(map=map, profile=profile, grid=grid, keep=True)
         self._probes = _probes(self.model, tokenizer, probes, images, grid)
-        self._call = _run if call is None else call
+        self._call = run if call is None else call
         self._steps = steps if steps is None or callable(steps) else _sorted(steps)
         self._ring = Ring.of(group)
         self._start: float | None = None  # of the clock, at the first call of this process
@@ -161,8 +166,17 @@ class Recorder:
         """Whether a record, at what the last one took, stays within the share; the first process decides for all."""
         if step == 0 or self.limit == 1:
             return True
-        fits = self._spent + self._cost <= self.limit * (self._elapsed() + self._cost)
+        fits = self._spent + self._cost <= self._allowed(step)
         return fits if self._ring.size == 1 else bool(self._ring.gather([int(fits)], self._device())[0][0])
+
+    def _allowed(self, step: int) -> float:
+        """Seconds that all records until a step may take."""
+        elapsed = self._elapsed()
+        if self.total is None or step >= self.total:
+            return self.limit * (elapsed + self._cost)
+        learning = (elapsed - self._spent) / step * self.total  # seconds of the whole training, as far as one can tell
+        whole = self.limit / (1 - self.limit) * learning - self._cost  # the last record is taken whatever it costs
+        return whole * math.log1p(step) / math.log1p(self.total)
 
     def _elapsed(self) -> float:
         return self._before + (0.0 if self._start is None else perf_counter() - self._start)
@@ -273,11 +287,11 @@ def _texts(model: nn.Module, tokenizer: Any) -> list[Probe]:
         raise ValueError(f"{type(model).__name__} brings no tokenizer; give one: Recorder(model, folder, tokenizer)")
     reader = Reader(tokenizer)
     tokens = min(TOKENS, _longest(model))
-    vocabulary = _vocabulary(model, reader)
-    ordinary = vocabulary - sum(i < vocabulary for i in reader.special)
+    known = vocabulary(model, reader)
+    ordinary = known - sum(i < known for i in reader.special)
     inside = tokens - len(reader.before) - len(reader.after)
     block = min(BLOCK, inside // TIMES, ordinary // TIMES)
-    return [natural(reader, tokens, TEXTS), *repeated(reader, block, TIMES, TEXTS, vocabulary)]
+    return [natural(reader, tokens, TEXTS), *repeated(reader, block, TIMES, TEXTS, known)]
 
 
 def _longest(model: nn.Module) -> int:

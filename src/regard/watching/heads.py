@@ -26,7 +26,7 @@ from regard.watching.visitor import UNSEEN
 from regard.watching.watch import watch
 from regard.watching.words import is_cross
 
-__all__ = ["Atlas", "atlas", "untrained"]
+__all__ = ["Atlas", "atlas", "run", "untrained", "vocabulary"]
 
 Call = Callable[[nn.Module, Tensor], Any]
 Scores = dict[str, dict[str, dict[str, float]]]  # probe → raw or clean → name → number
@@ -72,8 +72,8 @@ def atlas(
         probes = [Probe("natural", images, torch.zeros(0, dtype=torch.bool))]
     else:
         reader = Reader(_tokenizer(model, tokenizer))
-        probes = [natural(reader, tokens, 2, text), *repeated(reader, block, 3, 2, _vocabulary(model, reader))]
-    run = _run if call is None else call
+        probes = [natural(reader, tokens, 2, text), *repeated(reader, block, 3, 2, vocabulary(model, reader))]
+    run = run if call is None else call
     runs = 2 if control else 1
     found = _scored(model, probes, run, grid, lambda k, of: progress and progress(k, runs * of))
     twin = None
@@ -155,7 +155,7 @@ def _row(path: str, layer: int, head: int, scores: Scores, twin: Scores | None) 
     return {**place, **columns, "labels": labels(named), "kinds": named, "scores": scores, "untrained": twin}
 
 
-def _run(model: nn.Module, inputs: Tensor) -> Any:
+def run(model: nn.Module, inputs: Tensor) -> Any:
     """A model on ids or images; what reads a source and writes a target is given the same for both."""
     first = next(model.parameters(), inputs)
     inputs = inputs.to(first.device, first.dtype if inputs.is_floating_point() else None)
@@ -175,7 +175,7 @@ def _tokenizer(model: nn.Module, tokenizer: Any) -> Any:
     return found
 
 
-def _vocabulary(model: nn.Module, reader: Reader) -> int:
+def vocabulary(model: nn.Module, reader: Reader) -> int:
     """How many tokens both the model and the tokenizer know."""
     config: Any = getattr(model, "config", None)
     if hasattr(config, "get_text_config"):

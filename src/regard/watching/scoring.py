@@ -212,11 +212,8 @@ def _add_looked(found: Tally, strip: Strip, probe: Probe, batch: int, where: Whe
     text = where.grid is None and where.n == where.m == len(ids)
     later = probe.later()[at] if text and probe.block else torch.zeros(len(at), dtype=torch.bool)
     found.more("later rows", (strip.counts & later).sum(-1))
-    names = LOOKED if text and probe.block else LOOKED[:1] if text else ()
-    for name in LOOKED[len(names) :]:
-        found.more(name, torch.zeros_like(strip.scale[..., 0]))
-    for name in LOOKED[1:] if len(names) < 2 else ():
-        found.more(f"{name} chance", torch.zeros_like(strip.scale[..., 0]))
+    for name in (*LOOKED, *(f"{name} chance" for name in LOOKED[1:])):
+        found.more(name, torch.zeros_like(strip.scale[..., 0]))  # sums have the same names whatever is asked
     if not text:
         return
     copies = (ids[at].unsqueeze(-1) == ids) & (torch.arange(where.m) < at.unsqueeze(-1))
@@ -224,7 +221,7 @@ def _add_looked(found: Tally, strip: Strip, probe: Probe, batch: int, where: Whe
     keys = torch.stack([copies, *told])  # [K, r, m]
     looked = torch.einsum("hrm,krm->khr", strip.rest, keys.double())
     sunk = torch.einsum("hrs,krs->khr", strip.sunk, keys[..., sinks].double())
-    for k, name in enumerate(names):
+    for k, name in enumerate(LOOKED[: len(keys)]):
         found.more(name, strip.summed(looked[k], sunk[k]))
         if k:
             chance = strip.counts / strip.visible.clamp(min=1) * (strip.see & keys[k]).sum(-1)

@@ -81,11 +81,10 @@ def _one(call: KeptCall, entry: int) -> Problem:
     def one(x: Tensor) -> Tensor:
         return x if x.shape[0] == 1 else x[entry : entry + 1]
 
-    own: dict[str, Any] = {
-        name: x for name in ("lo", "hi", "mask", "bias") if (x := getattr(call.scores, name)) is not None
-    }
+    found = {name: getattr(call.scores, name) for name in ("lo", "hi", "mask", "bias")}
+    own: dict[str, Any] = {name: one(x) for name, x in found.items() if x is not None}
     terms = tuple(replace(term, table=one(term.table)) for term in call.scores.terms)
-    scores = replace(call.scores, **{name: one(x) for name, x in own.items()}, terms=terms)
+    scores = replace(call.scores, **own, terms=terms)
     return Problem(call.q[entry : entry + 1], call.k[entry : entry + 1], scores)
 
 

@@ -16,7 +16,7 @@ from regard.models import Model, create
 from regard.training.recipe import Recipe
 from regard.training.task import Batch, Task, drawn
 from regard.training.tasks.common import END, PAD, SPECIAL, UNKNOWN, characters, summed
-from regard.training.tasks.written_dates import FIRST, FORMS, LAST, held_out, spaced
+from regard.training.tasks.written_dates import FIRST, FORMS, LAST, SPELLED, held_out, spaced
 from regard.watching.probes import Probe
 
 __all__ = ["DatesTask"]
@@ -27,6 +27,8 @@ OF = {character: i for i, character in enumerate(VOCABULARY)}
 TARGET = 11  # 1987-03-03 and its end
 TRAIN, CHECK = 11, 12  # what is drawn
 CASES = (str, str, str.lower, str.upper)
+# What is trained on has the hardest form four times as often as the others; what is held out has all of them alike.
+TRAINED = (*range(len(FORMS)), *[SPELLED] * 3)
 
 
 class DatesTask(Task):
@@ -81,8 +83,8 @@ class DatesTask(Task):
         }
         model = create(config, beside=beside, std=0.05)
         model.generation = Config(ends)
-        # The tied head divides logits by √d, so that small embeddings say little for long; but with T5's own, of size 1,
-        # a model begins by repeating what it has just read, sure of itself.
+        # The tied head divides logits by √d, so that small embeddings say little for long; but with T5's own, of size
+        # 1, a model begins by repeating what it has just read, sure of itself.
         nn.init.normal_(model.get_parameter("encoder.tokens.embedding.weight"), std=0.2)
         return model
 
@@ -157,11 +159,12 @@ def pairs(draw: torch.Generator, count: int, *, held_out: bool) -> Batch:
     """``source [count, m]`` and ``target [count, 11]``, both with their ends; sources are filled up with ``<pad>``."""
     days = _days(held_out)
     which = torch.randint(len(days), (count,), generator=draw)
-    forms, cases, spaces = (torch.randint(n, (count,), generator=draw).tolist() for n in (len(FORMS), len(CASES), 4))
+    known = range(len(FORMS)) if held_out else TRAINED
+    forms, cases, spaces = (torch.randint(n, (count,), generator=draw).tolist() for n in (len(known), len(CASES), 4))
     sources, targets = [], []
     for day, form, case, space in zip(days[which].tolist(), forms, cases, spaces, strict=True):
         date = FIRST + timedelta(day)
-        text = CASES[case](spaced(FORMS[form](date), space))
+        text = CASES[case](spaced(FORMS[known[form]](date), space))
         sources.append([*(OF.get(x, UNKNOWN) for x in text), END])
         targets.append([*(OF[x] for x in date.isoformat()), END])
     width = max(map(len, sources))

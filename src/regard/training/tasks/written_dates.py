@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import date
 
-__all__ = ["FIRST", "FORMS", "LAST", "held_out", "spaced"]
+__all__ = ["FIRST", "FORMS", "LAST", "SPELLED", "held_out", "spaced"]
 
 FIRST, LAST = date(1900, 1, 1), date(2099, 12, 31)
 MONTHS = (
@@ -85,6 +85,7 @@ FORMS: tuple[Callable[[date], str], ...] = (
     lambda d: f"the {ordinal(d.day)} of {_month(d)}, {year(d.year)}",
     lambda d: f"{_month(d)} the {ordinal(d.day)}, {d.year}",
 )
+SPELLED = 17  # the form that is all words, by far the hardest
 
 
 def spaced(text: str, how: int) -> str:
