@@ -37,6 +37,7 @@ LAYERS = (
     "claims",
     "cli",
     "lab",
+    "__main__",
 )
 # Beyond the order: what a layer may not reach, neither itself nor through what it imports.
 NEVER = {

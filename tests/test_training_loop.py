@@ -219,9 +219,9 @@ def test_the_optimizer_gives_back_what_it_was_given() -> None:
     for x, y in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(x, y)
     wrong = Tiny(recipe.changed({"model.layers": 1})).model()
-    with pytest.raises(ValueError, match="a checkpoint of another model: .* is left over"):
+    with pytest.raises(ValueError, match=r"a checkpoint of another model: .* is left over"):
         put(wrong, weights(model))
-    with pytest.raises(ValueError, match="a checkpoint of another model: .* is missing"):
+    with pytest.raises(ValueError, match=r"a checkpoint of another model: .* is missing"):
         put(model, weights(wrong))
     with pytest.raises(ValueError, match=r"is \[2\] there and"):
         put(model, weights(model) | {"decoder.norm.weight": torch.zeros(2)})

@@ -73,12 +73,12 @@ def atlas(
     else:
         reader = Reader(_tokenizer(model, tokenizer))
         probes = [natural(reader, tokens, 2, text), *repeated(reader, block, 3, 2, vocabulary(model, reader))]
-    run = run if call is None else call
+    asked = run if call is None else call
     runs = 2 if control else 1
-    found = _scored(model, probes, run, grid, lambda k, of: progress and progress(k, runs * of))
+    found = _scored(model, probes, asked, grid, lambda k, of: progress and progress(k, runs * of))
     twin = None
     if control:
-        twin = _scored(untrained(model), probes, run, grid, lambda k, of: progress and progress(of + k, 2 * of))
+        twin = _scored(untrained(model), probes, asked, grid, lambda k, of: progress and progress(of + k, 2 * of))
     rows = []
     for layer, (path, heads) in enumerate(found.items()):
         for head, scores in heads.items():

@@ -39,6 +39,7 @@ class RepeatsTask(Task):
         rate=2e-3,
         warmup=100,
         evaluate=25,
+        record_every=25,
         model={"d": 64, "heads": 4, "layers": 2, "hidden": 128},
         data={"tokens": 64, "vocabulary": 96, "shortest": 8, "checks": 256},
     )
