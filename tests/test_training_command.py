@@ -25,7 +25,7 @@ def test_a_task_is_trained_told_and_looked_at(monkeypatch: Patch, capsys: Captur
     code, out, err = command(monkeypatch, capsys, "train", "agreement", "--out", str(run), *QUICK)
     assert code == 0
     assert err[0].startswith("agreement: subject–verb agreement") and err[0].endswith("12 steps")
-    assert err[-1].startswith("step 12  trained ") and "accuracy" in err[-1]
+    assert err[-1].startswith("step 12  loss ") and "accuracy" in err[-1]
     lines = out.splitlines()
     assert lines[0].startswith("agreement: accuracy ") and lines[0].endswith(" at step 12 of 12")
     assert "watching the heads took" in lines[1] and f"model: {run / 'model'}" in lines

@@ -275,11 +275,16 @@ def test_what_was_prepared_is_read(file: Path, tmp_path: Path, task: TextTask) -
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_folders_are_read_here_and_by_transformers(task: TextTask, tmp_path: Path) -> None:
+def test_folders_are_read_here_and_by_transformers(file: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    task = opened(file, **{"model.bias": True})
     torch.manual_seed(1)
     model = task.model().eval()
+    biases = [x for name, x in model.named_parameters() if name.endswith("q_proj.bias")]
+    assert len(biases) == 2
+    for bias in biases:
+        torch.nn.init.normal_(bias)
     task.save(model, tmp_path / "model")
     same, theirs = load(tmp_path / "model"), AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")

@@ -92,7 +92,7 @@ class Screen(Listener):
     def scored(self, step: int, scores: dict[str, float], best: bool) -> None:
         numbers = "  ".join(f"{name} {_short(value)}" for name, value in scores.items())
         loss = self.smooth.get("loss", float("nan"))
-        self._say(f"step {step:>{len(str(self.steps))}}  trained {loss:.3f}  {numbers}{'  best' if best else ''}")
+        self._say(f"step {step:>{len(str(self.steps))}}  loss {loss:.3f}  held out: {numbers}{'  best' if best else ''}")
 
     def recorded(self, step: int) -> None:
         self.watched += 1
@@ -133,4 +133,4 @@ def _merged(first: dict[str, Any], second: dict[str, str]) -> dict[str, Any]:
 
 
 def _short(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}".rstrip("0").rstrip(".") if abs(value) < 1e4 else f"{value:.3g}"
+    return "–" if value is None else f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3g}"

@@ -95,14 +95,21 @@ class Recorder:
         self._steps = steps if steps is None or callable(steps) else _sorted(steps)
         self._ring = Ring.of(group)
         self._start: float | None = None  # of the clock, at the first call of this process
+        self._called: tuple[int, float] | None = None  # the last step, and when it was over
+        self._fastest, self._warm = math.inf, False  # seconds of a step
         self._open(None)
 
     def step(self, step: int) -> bool:
         """Say that a step is done (0: before the first one); whether it was recorded."""
-        if self._new(step) and self._is_due(step) and self._fits(step):
+        new, now = self._new(step), perf_counter()
+        if self._called is not None and step == self._called[0] + 1 and self._warm:
+            self._fastest = min(self._fastest, now - self._called[1])
+        self._warm = self._called is not None  # the first step of a process is slower than all others
+        recorded = new and self._is_due(step) and self._fits(step)
+        if recorded:
             self._record(step)
-            return True
-        return False
+        self._called = step, perf_counter()
+        return recorded
 
     def finish(self, step: int) -> None:
         """Record the last step, however long it takes."""
@@ -171,10 +178,9 @@ class Recorder:
 
     def _allowed(self, step: int) -> float:
         """Seconds that all records until a step may take."""
-        elapsed = self._elapsed()
-        if self.total is None or step >= self.total:
-            return self.limit * (elapsed + self._cost)
-        learning = (elapsed - self._spent) / step * self.total  # seconds of the whole training, as far as one can tell
+        if self.total is None or step >= self.total or not math.isfinite(self._fastest):
+            return self.limit * (self._elapsed() + self._cost)
+        learning = self._fastest * self.total  # seconds that the whole training will take at least
         whole = self.limit / (1 - self.limit) * learning - self._cost  # the last record is taken whatever it costs
         return whole * math.log1p(step) / math.log1p(self.total)
 

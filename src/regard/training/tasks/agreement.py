@@ -129,9 +129,9 @@ class AgreementTask(Task):
         whole = sentences(drawn(0, CHECK), 2048, held_out=True, least=FAR)
         lengths = (whole["ids"] != PAD).sum(-1)
         length = int(lengths.mode().values)
-        ids = whole["ids"][lengths == length][:32, :length]
+        ids = whole["ids"][lengths == length][:8, :length]
         first = torch.arange(length) == 0
-        return [Probe("natural", ids, first), *repeated(len(VOCABULARY), 12, 3, 16)]
+        return [Probe("natural", ids, first), *repeated(len(VOCABULARY), 12, 3, 4)]
 
 
 def sentences(draw: torch.Generator, count: int, *, held_out: bool, least: int = 0) -> Batch:

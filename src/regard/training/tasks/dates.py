@@ -136,7 +136,7 @@ class DatesTask(Task):
         lengths = (whole["source"] != PAD).sum(-1)
         length = int(lengths.mode().values)
         chosen = lengths == length
-        ids = torch.cat([whole["source"][chosen, :length], _shifted(whole["target"][chosen])], 1)[:32]
+        ids = torch.cat([whole["source"][chosen, :length], _shifted(whole["target"][chosen])], 1)[:8]
         return [Probe("natural", ids, torch.zeros(ids.shape[1], dtype=torch.bool))]
 
     def ask(self, model: nn.Module, inputs: Tensor) -> Any:

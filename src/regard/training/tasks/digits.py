@@ -190,7 +190,7 @@ class DigitsTask(Task):
         return {"loss": sums["loss"] / sums["pictures"], "accuracy": sums["right"] / sums["pictures"]}
 
     def probes(self) -> Sequence[Probe]:
-        images = torch.cat([batch["images"] for batch in self.checks()])[:32]
+        images = torch.cat([batch["images"] for batch in self.checks()])[:8]
         return [Probe("natural", images, torch.zeros(0, dtype=torch.bool))]
 
     @property

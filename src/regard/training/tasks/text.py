@@ -69,7 +69,7 @@ class TextTask(Task):
         warmup=100,
         evaluate=200,
         save=200,
-        model={"d": 160, "heads": 5, "layers": 4, "hidden": 432, "tied": True, "dropout": 0.0},
+        model={"d": 160, "heads": 5, "layers": 4, "hidden": 432, "tied": True, "bias": False, "dropout": 0.0},
         data={"path": "", "vocabulary": 2048, "window": 256, "held": 0.1, "bytes": 1.0},
     )
     score: ClassVar[str] = "bits per byte"
@@ -114,9 +114,10 @@ class TextTask(Task):
         config = {
             **{k: v for k, v in llama(sizes, data.vocabulary, self.n).items() if not k.endswith("token_id")},
             **{"tie_word_embeddings": sizes["tied"], "attention_dropout": sizes["dropout"]},
+            "attention_bias": sizes["bias"],
             **ends,
         }
-        return create(config, beside=_beside(data.tokenizer, self.n))
+        return create(config, beside=_beside(data.tokenizer, self.n), std=0.05)
 
     def batch(self, step: int) -> Batch:
         """Every window once an epoch, in an order and from a first token that are drawn anew for each."""
