@@ -63,9 +63,7 @@ def main() -> None:
 
 def _text(folder: Path, score: float) -> float:
     """Against counting; the share of Witten–Bell's bits that the model needs."""
-    task = TextTask(
-        TextTask.recipe.changed({k: v for k, v in read_run(folder).items() if k != "task"}), folder / "data"
-    )
+    task = TextTask(TextTask.recipe.changed(read_run(folder)[1]), folder / "data")
     task.open()
     table = plain_table("bits per byte of the held-out text")
     for column in ("", "bits per byte", "the model needs"):

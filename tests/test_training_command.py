@@ -67,7 +67,7 @@ def test_the_recipe_is_printed_and_taken_back(monkeypatch: Patch, capsys: Captur
         (("dates", "--set", "stepz=3"), "a dates recipe has no stepz"),
         (("dates", "--set", "steps"), "it must be name=value"),
         (("dates", "--config", "nowhere.toml"), "nowhere.toml cannot be read"),
-        (("dates", "--set", "rate=-1"), "rate is -1.0; it must be a number ≥ 0"),
+        (("dates", "--set", "rate=-1"), "rate is -1.0; it must be a number > 0"),
         (("text", "--set", "data.path=nowhere"), "nowhere"),
     ],
 )

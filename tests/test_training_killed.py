@@ -102,7 +102,7 @@ def check_it_goes_on(folder: Path, whole: Path) -> None:
     """The last good checkpoint is that of step 6, nothing is half-written, and the run ends as if nothing had been."""
     assert Checkpoints(folder / "checkpoints").steps()[-1] == 6
     assert not list(folder.rglob(".writing*"))
-    train(Tiny, folder, QUICK)
+    train(Tiny, folder, QUICK)  # saving more or less often, and recording, are free to change
     train(Tiny, whole, QUICK)
     assert digest(folder) == digest(whole)
 
@@ -117,6 +117,20 @@ def test_a_full_disk_is_said_and_the_last_good_checkpoint_stays(tmp_path: Path) 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "\n" not in str(caught.value)
+    check_it_goes_on(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_disk_that_is_full_when_heads_are_recorded_is_said(tmp_path: Path) -> None:
+    """After step 6 nothing but a record is written for a while."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    full = spoiled(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (600, limits[1])))
+    try:
+        with pytest.raises(
+            OSError, match=r"step-\d+.safetensors.* cannot be written: File too large; the last checkpoint"
+        ):
+            train(full, tmp_path / "run", QUICK | {"record": 1.0, "save": 6})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     check_it_goes_on(tmp_path / "run", tmp_path / "whole")
 
 

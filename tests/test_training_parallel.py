@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tasks_worker
 import tiny_task
 import torch
 from tiny_task import QUICK, Tiny
@@ -33,10 +34,14 @@ CASES = {
 
 
 def torchrun(runs: list[Any]) -> subprocess.Popen[str]:
+    return processes(2, tiny_task.__file__, json.dumps(runs))
+
+
+def processes(many: int, *given: object) -> subprocess.Popen[str]:
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(many)]
     return subprocess.Popen(
-        [*command, tiny_task.__file__, json.dumps(runs)],
+        [*command, *map(str, given)],
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -99,7 +104,7 @@ def test_a_killed_worker_ends_the_other_with_a_clear_error_and_the_run_goes_on(t
     finally:
         process.kill()
     assert time.monotonic() - killed < 60 and process.returncode != 0
-    assert "tiny: another process of this run was lost at step" in said, said
+    assert "tiny: another process of this run was lost" in said, said
     assert "the last checkpoint is" in said and "the same command goes on" in said
     step = Checkpoints(tmp_path / "run" / "checkpoints").steps()[-1]
     assert 0 < step < 2000
@@ -115,6 +120,36 @@ def test_a_killed_worker_ends_the_other_with_a_clear_error_and_the_run_goes_on(t
 
     result = train(Soon, tmp_path / "run", changes)
     assert result.ended == "stopped" and heard[0] == step and result.steps > step
+
+
+@pytest.mark.full
+def test_every_task_goes_on_in_three_processes_as_in_one(tmp_path: Path) -> None:
+    """Uneven parts of a batch of 7, shared tables (T5), tied embeddings, pictures; stopped at step 3, and resumed."""
+    words = "the cat sat on the mat and looked at the hat of the man who had a bat\n\n"
+    (tmp_path / "text.txt").write_text("".join(f"{k} {words}" for k in range(400)))
+    process = processes(3, tasks_worker.__file__, tmp_path)
+    said, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, said
+    for name in tasks_worker.TASKS:
+        alone = tmp_path / "alone" / name
+        train(name.split()[0], alone, tasks_worker.changes(name, tmp_path, "ddp"))
+        for how in ("ddp", "fsdp"):
+            ours, theirs = (read_metrics(folder / "metrics.jsonl") for folder in (tmp_path / how / name, alone))
+            assert [x["step"] for x in ours] == [x["step"] for x in theirs]
+            for x, y in zip(ours, theirs, strict=True):
+                assert x["loss"] == pytest.approx(y["loss"], abs=1e-4), (how, name)
+            seen, known = evolution(tmp_path / how / name), evolution(alone)
+            assert seen.steps == known.steps
+            for value in ("entropy", "distance"):
+                torch.testing.assert_close(seen.value(value), known.value(value), rtol=1e-3, atol=1e-3, equal_nan=True)
+
+
+def test_others_wait_for_data_as_long_as_it_takes(tmp_path: Path) -> None:
+    """Preparing may take longer than processes wait for each other in a step."""
+    process = processes(2, tiny_task.__file__, "slow", tmp_path)
+    said, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    assert (tmp_path / "run" / "result.json").is_file()
 
 
 def _worker(agent: int, rank: int) -> int:
@@ -139,8 +174,7 @@ def test_examples_are_dealt_out_whole() -> None:
     assert weight == 0.0 and few["x"].tolist() == [0]
 
 
-def test_fewer_examples_than_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Processes, "found", classmethod(lambda cls: Processes(0, 1)))
+def test_fewer_examples_than_processes_are_refused(tmp_path: Path) -> None:
     from regard.training.folder import RunFolder
     from regard.training.loop import Listener, Loop
 
@@ -150,6 +184,8 @@ def test_fewer_examples_than_processes_are_refused(tmp_path: Path, monkeypatch: 
 
 
 def test_words_that_torchrun_would_not_set_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "first")
-    with pytest.raises(ValueError, match="RANK and WORLD_SIZE must be whole numbers"):
-        Processes.found()
+    for rank, world in (("first", "2"), ("2", "2"), ("5", "1"), ("-1", "2")):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", world)
+        with pytest.raises(ValueError, match=f"RANK is '{rank}' and WORLD_SIZE '{world}'"):
+            Processes.found()

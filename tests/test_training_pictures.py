@@ -10,11 +10,15 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from typer.testing import CliRunner
 
-from regard.models import load
+from regard.cli.commands import app
+from regard.models import describe, load
+from regard.models.attention_only import AttentionOnly
+from regard.observables import Observe
 from regard.training.tasks import pictures
-from regard.training.tasks.attention_only import AttentionOnly
 from regard.training.tasks.digits import DigitsTask
+from regard.watching import watch
 
 
 def made(**changes: object) -> DigitsTask:
@@ -31,9 +35,9 @@ def fresh(task: DigitsTask) -> nn.Module:
 
 def test_digits_are_the_file_s_and_a_fifth_is_held_out() -> None:
     task = made()
-    assert task.held.pixels.shape == (1797, 1, 8, 8)
-    assert int(task.held.held_out.sum()) == 359
-    assert task.held.classes.bincount().min() > 170
+    assert task.data.pixels.shape == (1797, 1, 8, 8)
+    assert int(task.data.held_out.sum()) == 359
+    assert task.data.classes.bincount().min() > 170
     assert sum(len(batch["labels"]) for batch in task.checks()) == 359
     # Every picture of the others comes once an epoch.
     task = made(**{"batch": 719, "data.shift": 0.0, "data.turn": 0.0, "data.zoom": 0.0})
@@ -48,7 +52,8 @@ def test_attention_alone_is_saved_and_read_back(tmp_path: Path) -> None:
     task = made(**{"model.kind": "attention"})
     model = fresh(task)
     task.save(model, tmp_path)
-    back = AttentionOnly.load(tmp_path)
+    back = load(tmp_path)
+    assert isinstance(back, AttentionOnly)
     images = task.checks()[0]["images"][:4]
     with torch.no_grad():
         assert torch.equal(back(images), model(images))
@@ -57,10 +62,41 @@ def test_attention_alone_is_saved_and_read_back(tmp_path: Path) -> None:
     text = (tmp_path / "config.json").read_text().replace('"heads": 4', '"heads": 3')
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match="heads"):
-        AttentionOnly.load(tmp_path)
-    (tmp_path / "config.json").write_text(text.replace("regard-attention-only", "vit"))
-    with pytest.raises(ValueError, match="'vit'; 'regard-attention-only' is read here"):
-        AttentionOnly.load(tmp_path)
+        load(tmp_path)
+    (tmp_path / "config.json").write_text(text.replace('"heads": 3', '"heads": 4').replace('"d": 64', '"d": 32'))
+    with pytest.raises(ValueError, match=r"has shape \[64, 1, 2, 2\], but config\.json makes it \[32, 1, 2, 2\]"):
+        load(tmp_path)
+
+
+def test_attention_alone_is_looked_at_and_described(tmp_path: Path) -> None:
+    task = made(**{"model.kind": "attention"})
+    model = fresh(task)
+    task.save(model, tmp_path / "model")
+    Image.fromarray(task.data.pixels[3, 0].numpy()).save(tmp_path / "three.png")
+    back = load(tmp_path / "model")
+    given = back.images(tmp_path / "three.png")
+    assert torch.allclose(given, task._taken(torch.tensor([3]))[0], atol=1e-6)  # read as it was trained on
+    with torch.no_grad():
+        logits, seen = back(given, observe=Observe(map=4))
+        assert torch.equal(logits, model(given))
+        assert torch.equal(model.head(model.pooled(model.hidden(given))), logits)
+        with watch(back, Observe(map=4)) as other:
+            back(given)
+    assert list(seen) == list(other) == [f"vit.encoder.blocks.{i}.attention" for i in range(3)]
+    for path, part in seen.items():
+        assert back.get_submodule(path).heads == 4
+        assert torch.equal(part.map, other[path].map)
+    assert describe(back).parameters == sum(p.numel() for p in model.parameters())
+    assert "FeedForward" not in repr(back)
+    with pytest.raises(ValueError, match=r"images have shape \[2, 1, 6, 8\]; this model takes \[batch, 1, 8, 8\]"):
+        back(torch.zeros(2, 1, 6, 8))
+    run = CliRunner().invoke
+    done = run(app, ["look", str(tmp_path / "model"), "--image", str(tmp_path / "three.png"), "--most", "3"])
+    assert done.exit_code == 0, done.output
+    assert "12 heads of vit.encoder.blocks.*.attention" in done.output
+    done = run(app, ["describe", str(tmp_path / "model")])
+    assert done.exit_code == 0, done.output
+    assert "64: 4 heads × 16" in done.output
 
 
 def painted(folder: Path, each: int = 20) -> Path:
@@ -72,6 +108,7 @@ def painted(folder: Path, each: int = 20) -> Path:
             pixels[..., colour] += 150
             Image.fromarray(pixels).save(folder / label / f"{k}.{'png' if k % 2 else 'jpg'}")
         (folder / label / "notes.txt").write_text("no picture")
+        (folder / label / "inner.jpeg").mkdir()
     return folder
 
 
@@ -83,9 +120,9 @@ def test_a_folder_of_pictures_is_learned_from(tmp_path: Path, kind: str) -> None
     task = DigitsTask(recipe, tmp_path / "prepared")
     task.prepare()
     task.open()
-    assert task.held.labels == ["blue", "red"]
-    assert task.held.pixels.shape == (40, 3, 6, 6)
-    assert 0 < int(task.held.held_out.sum()) < 20
+    assert task.data.labels == ["blue", "red"]
+    assert task.data.pixels.shape == (40, 3, 6, 6)
+    assert 0 < int(task.data.held_out.sum()) < 20
     assert task.grid == (3, 3)
     batch = task.batch(0)
     assert bool((batch["images"].mean((2, 3)).argmax(-1) == torch.tensor([2, 0])[batch["labels"]]).all())
@@ -97,16 +134,22 @@ def test_a_folder_of_pictures_is_learned_from(tmp_path: Path, kind: str) -> None
     assert all(torch.equal(again.batch(0)[name], x) for name, x in batch.items())
     model = fresh(task)
     task.save(model, tmp_path / "model")
-    if kind == "vit":
-        back = load(tmp_path / "model")
-        assert back.labels == ["blue", "red"]
-        # A file is read as it was trained on.
-        files = sorted((there / "blue").glob("*.png")) + sorted((there / "blue").glob("*.jpg"))
-        whole = DigitsTask(recipe)
-        whole.open()
-        found, _ = whole._taken(torch.arange(20))
-        rows = {tuple(x.flatten().tolist()) for x in (found * 1e4).round()}
-        assert {tuple(x.flatten().tolist()) for x in (back.images(files) * 1e4).round()} == rows
+    back = load(tmp_path / "model")
+    assert back.labels == ["blue", "red"]
+    # A file is read as it was trained on.
+    files = sorted((there / "blue").glob("*.png")) + sorted((there / "blue").glob("*.jpg"))
+    whole = DigitsTask(recipe)
+    whole.open()
+    found, _ = whole._taken(torch.arange(20))
+    rows = {tuple(x.flatten().tolist()) for x in (found * 1e4).round()}
+    assert {tuple(x.flatten().tolist()) for x in (back.images(files) * 1e4).round()} == rows
+
+
+def test_a_folder_may_lie_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    painted(tmp_path / "pictures")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    task = made(**{"data.folder": "~/pictures", "data.size": 6})
+    assert task.data.labels == ["blue", "red"]
 
 
 def test_folders_without_pictures_are_refused(tmp_path: Path) -> None:

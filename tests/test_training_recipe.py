@@ -14,7 +14,9 @@ RECIPE = Tiny.recipe
 
 
 def test_a_recipe_survives_its_file(tmp_path: Path) -> None:
-    changed = RECIPE.changed({"steps": 7, "rate": 1, "model": {"layers": 3}, "data.noise": 0, "precision": "bfloat16"})
+    changed = RECIPE.changed(
+        {"steps": 7, "warmup": 2, "rate": 1, "model": {"layers": 3}, "data.noise": 0, "precision": "bfloat16"}
+    )
     assert (changed.steps, changed.rate, changed.model["layers"], changed.data["noise"]) == (7, 1.0, 3, 0.0)
     file = tmp_path / "recipe.toml"
     file.write_text(changed.to_toml())
@@ -45,8 +47,9 @@ def test_texts_are_read_as_what_they_set() -> None:
         ({"steps": 0}, "steps is 0; it must be a whole number ≥ 1"),
         ({"seed": -1}, "seed is -1; it must be a whole number ≥ 0"),
         ({"rate": "fast"}, "rate is 'fast'; it must be a number, e.g. 0.01"),
-        ({"rate": -1.0}, "rate is -1.0; it must be a number ≥ 0"),
-        ({"rate": 0.0}, "rate is 0; a learning rate above 0"),
+        ({"rate": -1.0}, "rate is -1.0; it must be a number > 0"),
+        ({"rate": 0.0}, "rate is 0.0; it must be a number > 0"),
+        ({"warmup": 40}, "warmup is 40 and steps 40; the rate must rise in fewer steps"),
         ({"rate": float("nan")}, "rate is nan; it must be a number"),
         ({"floor": 1.5}, "floor is 1.5; it must be a number ≥ 0 and ≤ 1"),
         ({"beta2": 1.0}, "beta2 is 1.0; it must be a number ≥ 0 and < 1"),
@@ -80,6 +83,11 @@ def test_files_that_are_no_recipes(tmp_path: Path) -> None:
         read_recipe(file)
     file.write_bytes(b"#" * (2**20 + 1))
     with pytest.raises(ValueError, match="that is no recipe"):
+        read_recipe(file)
+    with pytest.raises(ValueError, match="that is no recipe"):
+        read_recipe(Path("/dev/zero"))
+    file.write_text("a=" + "[" * 50000)
+    with pytest.raises(ValueError, match="is not TOML"):
         read_recipe(file)
     for text in ("steps", "=3", " = 4"):
         with pytest.raises(ValueError, match="it must be name=value"):

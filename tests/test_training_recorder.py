@@ -280,7 +280,7 @@ def test_who_is_stopped_while_writing_leaves_nothing(tmp_path: Path, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(records, "save_file", stopped)
+        patch.setattr(records, "save_tensors", stopped)
         mine.step(1)
     assert os.listdir(tmp_path) == ["step-00000000.safetensors"]
     assert mine.step(1)
@@ -298,7 +298,7 @@ def killed(tensors, file, metadata):
     os.kill(os.getpid(), signal.SIGKILL)
 mine = Recorder(recorder_worker.model(), sys.argv[1], probes=recorder_worker.probes(), share=None)
 mine.step(0)
-records.save_file = killed
+records.save_tensors = killed
 mine.step(1)
 """
     env = os.environ | {"PYTHONPATH": str(Path(recorder_worker.__file__).parent)}

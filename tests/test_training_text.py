@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import random
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -354,6 +356,14 @@ def test_what_cannot_be_read_is_refused_in_one_line(tmp_path: Path, file: Path) 
     save_file({"a": torch.zeros(99)}, tmp_path / "real.safetensors")
     save_file({"a": torch.zeros(99, dtype=torch.bool)}, tmp_path / "truth.safetensors")
     (tmp_path / "folder").mkdir()
+    head = "{'descr': '<i8', 'fortran_order': False, 'shape': %s, }"
+    shapes = {"huge": "(1000000000000,)", "wide": "(4294967296, 4294967296, 2)", "beyond": f"({10**400},)"}
+    for name, said in {**shapes, "unclosed": "(((", "named": "(9,)"}.items():
+        text = (head % said).ljust(1023).encode() + b"\n"
+        version = b"\x03\x00" if name == "named" else b"\x01\x00"
+        size = len(text).to_bytes(4 if name == "named" else 2, "little")
+        write(tmp_path, f"{name}.npy", b"\x93NUMPY" + version + size + text + bytes(800))
+    write(tmp_path, "cut.npy", (tmp_path / "large.npy").read_bytes()[:-1])
     cases: list[tuple[Path, dict[str, object], str]] = [
         (tmp_path / "missing.txt", {}, "does not exist"),
         (tmp_path / "missing.npy", {}, "does not exist"),
@@ -378,12 +388,60 @@ def test_what_cannot_be_read_is_refused_in_one_line(tmp_path: Path, file: Path) 
         (tmp_path / "few.npy", {}, "5 tokens"),
         (tmp_path / "large.npy", {}, "ids from 0 to 4999; data.vocabulary is 300"),
         (tmp_path / "large.npy", {"data.vocabulary": 1}, "data.vocabulary is 1"),
-        (tmp_path / "large.npy", {"data.bytes": 0.0}, "data.bytes 0.0"),
+        (tmp_path / "large.npy", {"data.bytes": 0.0}, "data.bytes is 0.0"),
+        (
+            tmp_path / "huge.npy",
+            {},
+            "truncated or no array that can be read without pickle: it says that it has 8,000,",
+        ),
+        (tmp_path / "wide.npy", {}, "truncated"),
+        (tmp_path / "beyond.npy", {}, "truncated"),
+        (tmp_path / "unclosed.npy", {}, "truncated"),
+        (tmp_path / "named.npy", {}, "its format is 3.0"),
+        (tmp_path / "cut.npy", {}, "truncated"),
+        (file, {"data.vocabulary": 10**25}, "data.vocabulary is 10000000000000000000000000; it must be a whole number"),
+        (file, {"data.window": 10**9}, "data.window is 1000000000; it must be a whole number from 8 to 65,536"),
+        (file, {"data.vocabulary": 2**20, "model.d": 2048}, "1,048,576 vectors for tokens and places make about 2e+09"),
+        (file, {"model.dropout": 1.0}, "model.dropout is 1; it must be ≥ 0 and < 1"),
+        (file, {"model.dropout": math.nan}, "model.dropout is nan"),
+        (file, {"batch": 10**12}, "batch is 1,000,000,000,000, of 64 numbers each (tokens)"),
+        (Path("~nobody-of-that-name/x"), {}, "no such home folder"),
     ]
     for path, changes, said in cases:
-        with pytest.raises(ValueError, match=said.replace(".", r"\.")) as caught:
+        with pytest.raises(ValueError, match=re.escape(said)) as caught:
             opened(path, **changes)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    for name in ("pipe.txt", "pipe.npy", "pipe.safetensors"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(ValueError, match=r"neither a file nor a folder|is no file"):
+            opened(tmp_path / name)
+    with pytest.raises(ValueError, match="no text files"):
+        opened(tmp_path)
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.txt").write_text("two")
+    assert [x.name for x in own_documents(tmp_path)] == ["a.txt", "b.txt"]
+    os.mkfifo(tmp_path / "pipe.py")
+    assert all(x.name.startswith("topics/") for x in python_documents(tmp_path))
+
+
+def test_more_than_memory_holds_is_not_read(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt", "ids.npy", "ids.safetensors"):
+        with (tmp_path / name).open("wb") as sparse:
+            sparse.truncate(2**30 + 1)
+        with pytest.raises(ValueError, match=r"has 1,073,741,825 bytes to read; at most 1,073,741,824 are taken"):
+            opened(tmp_path / name)
+    with pytest.raises(ValueError, match="2,147,483,650 bytes"):
+        opened(tmp_path)
+
+
+def test_a_text_may_lie_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "prose.txt").write_text(prose(0, 400), encoding="utf-8")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert len(opened("~/prose.txt").data.train) > 64
 
 
 def test_a_corpus_of_one_document_is_refused() -> None:

@@ -1,6 +1,7 @@
 """A task that a test can afford: count on by 3, modulo 11; two thousand weights, a millisecond or two a step.
 
 python tiny_task.py RUNS                trains [[folder, changes], …] given as JSON, one after the other
+python tiny_task.py slow FOLDER         trains there, and takes longer to prepare than processes wait for each other
 python tiny_task.py fork                reads lines of JSON [folder, changes, kill after seconds or null], and answers
                                         each with a line: a process that has torch already forks one run a line
 """
@@ -13,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import models
+from regard.training import processes
 from regard.training.checkpoints import Checkpoints
 from regard.training.recipe import Recipe
 from regard.training.task import Batch, Task, drawn
@@ -131,6 +134,14 @@ if __name__ == "__main__":
 
         for line in sys.stdin:
             print(_forked(*json.loads(line)), flush=True)
+    elif sys.argv[1] == "slow":
+        processes.PATIENCE = 3  # seconds
+
+        class Slow(Tiny):
+            def prepare(self) -> None:
+                time.sleep(8)
+
+        train(Slow, Path(sys.argv[2]) / "run", QUICK)
     else:
         torch.set_num_threads(1)
         try:

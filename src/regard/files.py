@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["lasting", "renamed"]
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+__all__ = ["lasting", "renamed", "save_tensors"]
 
 
 @contextmanager
@@ -38,3 +43,14 @@ def lasting(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file; a full disk is an ``OSError`` with its reason, as of any other file."""
+    try:
+        save_file(dict(tensors), file, metadata=metadata)
+    except SafetensorError as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(file)) from None

@@ -16,7 +16,7 @@ from regard.terminal import plain
 from regard.training.evolution import evolution
 from regard.training.loop import Listener
 from regard.training.processes import Processes
-from regard.training.recipe import assigned, read_recipe
+from regard.training.recipe import assigned, flat, read_recipe
 from regard.training.task import Task
 from regard.training.train import Result, task_of
 from regard.training.train import train as run_task
@@ -32,7 +32,7 @@ def run(task: str, out: Path | None, config: Path | None, changes: list[str], sh
     wanted: dict[str, Any] = {} if config is None else read_recipe(config)
     if wanted.pop("task", kind.name) != kind.name:
         raise ValueError(f"{config} is a recipe of another task than {kind.name}")
-    wanted = _merged(wanted, assigned(changes))
+    wanted = flat(wanted) | assigned(changes)
     if show:
         typer.echo(kind.recipe.changed(wanted).to_toml(), nl=False)
         return
@@ -59,11 +59,11 @@ class Screen(Listener):
             console=self.console,
             transient=True,
             expand=True,
-            disable=not self.console.is_terminal,
+            disable=not (self.console.is_terminal and Processes.found().first),
         )
         self.row: Any = None
         self.smooth: dict[str, float] = {}
-        self.steps, self.watched, self.shown = 0, 0, 0.0
+        self.steps, self.unit, self.shown = 0, "", 0.0
 
     def __enter__(self) -> Screen:
         self.bar.start()
@@ -74,7 +74,7 @@ class Screen(Listener):
 
     def began(self, task: Task, model: nn.Module, step: int) -> None:
         many = sum(p.numel() for p in model.parameters())
-        self.steps = task.given.steps
+        self.steps, self.unit = task.given.steps, task.unit
         self.row = self.bar.add_task(task.name, total=self.steps, completed=step, told="")
         goes_on = f", goes on from step {step}" if step else ""
         self._say(f"{task.name}: {task.about}; {many:,} parameters, {self.steps} steps{goes_on}")
@@ -86,16 +86,20 @@ class Screen(Listener):
         now = time.monotonic()
         if now - self.shown > 0.1 or step == self.steps:
             self.shown = now
-            told = f"loss {self.smooth['loss']:.3f} · {self.smooth['predictions']:,.0f}/s"
+            told = f"loss {self.smooth['loss']:.3f} · {self._speed()}"
             self.bar.update(self.row, completed=step, told=told)
 
     def scored(self, step: int, scores: dict[str, float], best: bool) -> None:
         numbers = "  ".join(f"{name} {_short(value)}" for name, value in scores.items())
         loss = self.smooth.get("loss", float("nan"))
-        self._say(f"step {step:>{len(str(self.steps))}}  loss {loss:.3f}  held out: {numbers}{'  best' if best else ''}")
+        told = f"step {step:>{len(str(self.steps))}}  loss {loss:.3f}  held out: {numbers}  {self._speed()}"
+        self._say(told + ("  best" if best else ""))
 
-    def recorded(self, step: int) -> None:
-        self.watched += 1
+    def stopping(self) -> None:
+        self._say("stopping after this step; Ctrl-C once more ends at once, without a checkpoint")
+
+    def _speed(self) -> str:
+        return f"{self.smooth['predictions']:,.0f} {self.unit}/s"
 
     def _say(self, text: str) -> None:
         self.bar.console.print(plain(text), soft_wrap=True)
@@ -122,14 +126,6 @@ def _tell(result: Result, kind: type[Task]) -> None:
 
         for file in save_figures(seen, result.folder / "figures"):
             say(plain(f"figure: {file}"))
-
-
-def _merged(first: dict[str, Any], second: dict[str, str]) -> dict[str, Any]:
-    """A file's tables and what --set says, which wins."""
-    flat: dict[str, Any] = {}
-    for name, value in first.items():
-        flat |= {f"{name}.{inner}": x for inner, x in value.items()} if isinstance(value, dict) else {name: value}
-    return flat | second
 
 
 def _short(value: float | None) -> str:

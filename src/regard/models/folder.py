@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.config import LARGEST_JSON, Config, read_json
-from regard.files import renamed
+from regard.files import renamed, save_tensors
 
 __all__ = ["Folder", "some", "write_folder"]
 
@@ -124,7 +123,7 @@ def write_folder(
         raise FileExistsError(f"{folder} holds a model in several files ({INDEX}); save into another folder")
     folder.mkdir(parents=True, exist_ok=True)
     with renamed(folder / WEIGHTS) as temporary:
-        save_file(tensors, temporary, metadata={"format": "pt"})
+        save_tensors(tensors, temporary, metadata={"format": "pt"})
     text = json.dumps(dict(config), indent=2, ensure_ascii=False) + "\n"
     for name, content in {**beside, "config.json": text.encode()}.items():
         (folder / name).parent.mkdir(exist_ok=True)

@@ -11,7 +11,6 @@ leaves the ones before it as they were.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -22,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from regard.config import read_json
-from regard.files import lasting
+from regard.files import lasting, save_tensors
 
 __all__ = ["Checkpoint", "Checkpoints"]
 
@@ -70,15 +69,16 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(prefix=WRITING, dir=self.folder))
             temporary.chmod(0o755)
-            save_file(weights, temporary / "weights.safetensors")
-            save_file(moments, temporary / "optimizer.safetensors")
+            save_tensors(weights, temporary / "weights.safetensors")
+            save_tensors(moments, temporary / "optimizer.safetensors")
             told = {"kind": KIND, "format": FORMAT, **state}
-            (temporary / "state.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+            text = json.dumps(told, indent=1, allow_nan=False) + "\n"
+            (temporary / "state.json").write_text(text, encoding="utf-8")
             lasting(temporary)
             temporary.rename(self.path(step))
             lasting(self.folder)
-        except (OSError, SafetensorError) as error:
-            raise OSError(f"the checkpoint of step {step} cannot be written: {_why(error)}") from None
+        except OSError as error:
+            raise OSError(f"the checkpoint of step {step} cannot be written: {error.strerror or error}") from None
         finally:
             if temporary is not None and temporary.exists():
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -90,6 +90,7 @@ class Checkpoints:
             state = read_json(path / "state.json")
             if state.get("kind") != KIND or state.get("format") != FORMAT or state.get("step") != step:
                 raise ValueError(f"state.json is not that of step {step}, or of another version")
+            _check(state)
             tensors = [load_file(path / f"{name}.safetensors") for name in ("weights", "optimizer")]
         except (OSError, ValueError, SafetensorError) as error:
             raise ValueError(f"{path} is no whole checkpoint: {error}") from None
@@ -109,18 +110,18 @@ class Checkpoints:
         return None
 
     def keep(self, last: int, best: int | None) -> None:
-        """Remove all but the ``last`` newest and the best one, and what was left half-written."""
-        steps = self.steps()
-        for step in steps[:-last]:
+        """Remove all but the ``last`` newest and the best one."""
+        for step in self.steps()[:-last]:
             if step != best:
                 shutil.rmtree(self.path(step))
-        self.clean()
 
-    def clean(self) -> None:
-        """Remove what somebody who was killed left half-written."""
-        if self.folder.is_dir():
-            for path in self.folder.glob(f"{WRITING}*"):
-                shutil.rmtree(path, ignore_errors=True)
+    def back_to(self, step: int) -> None:
+        """Remove those after a step, which cannot be read, and what somebody who was killed left half-written."""
+        for path in self.folder.glob(f"{WRITING}*") if self.folder.is_dir() else ():
+            shutil.rmtree(path, ignore_errors=True)
+        for later in self.steps():
+            if later > step:
+                shutil.rmtree(self.path(later))
 
     def left(self) -> str:
         """What is there to go on from, in words."""
@@ -128,8 +129,18 @@ class Checkpoints:
         return f"the last checkpoint is {self.path(steps[-1])}" if steps else "there is no checkpoint yet"
 
 
-def _why(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    found = re.search(r"\(os error (\d+)\)", str(error))  # as safetensors says it
-    return os.strerror(int(found[1])) if found else str(error)
+def _check(state: dict[str, Any]) -> None:
+    """What a run takes from a state is there, and of its kind: the file may come from anybody."""
+    kinds: dict[str, Any] = {
+        "step": int,
+        "waited": int,
+        "seconds": (int, float),
+        "last": dict,
+        "best": (dict, type(None)),
+    }
+    for name, kind in kinds.items():
+        if name not in state or not isinstance(state[name], kind):
+            raise ValueError(f"state.json: {name} is {state.get(name)!r}")
+    best = state["best"]
+    if best is not None and not (isinstance(best.get("step"), int) and isinstance(best.get("scores"), dict)):
+        raise ValueError(f"state.json: best is {best!r}")

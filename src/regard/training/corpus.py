@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import math
 import os
 import re
 import sysconfig
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
+from tokenize import TokenError
 from typing import TypeVar
 
 import numpy as np
@@ -31,6 +33,7 @@ QUOTED = 40  # characters of a paragraph that is no phrase of everyone's ("Retur
 PIECE = 4096  # characters of a piece of one large text, or tokens of one long array
 PIECES = 50  # that a text is cut into at least, where it is long enough: a tenth of them is held out
 SHORTEST = 16  # characters or tokens of a piece
+LARGEST = 2**30  # bytes of all that is read; more does not belong in memory
 
 
 @dataclass(frozen=True)
@@ -121,13 +124,18 @@ def own_documents(path: Path) -> list[Document]:
     if not path.exists():
         raise ValueError(f"data.path is {path}, which does not exist; give a text, a folder of texts or a token array")
     if path.is_dir():
-        pairs = [(name, _read(path / name)) for name in _files(path, SUFFIXES)]
-        if not pairs:
+        names = _files(path, SUFFIXES)
+        if not names:
             raise ValueError(f"{path} has no text files; read are {', '.join('*' + x for x in SUFFIXES)}")
+        _check_size(path, names)
+        pairs = [(name, _read(path / name)) for name in names]
         if len(pairs) == 1:
             pairs = _pieces(*pairs[0])
-    else:
+    elif path.is_file():
+        _check_size(path)
         pairs = _pieces(path.name, _read(path))
+    else:
+        raise ValueError(f"data.path is {path}, which is neither a file nor a folder; give one of them")
     once: dict[str, str] = {}
     for name, text in pairs:
         if text.strip():
@@ -143,6 +151,7 @@ def own_tokens(path: Path, vocabulary: int) -> list[Tokens]:
     """A token array in pieces: ids of a ``.npy`` file, or the one tensor of a ``.safetensors`` file."""
     if not path.is_file():
         raise ValueError(f"data.path is {path}, which {'is no file' if path.exists() else 'does not exist'}")
+    _check_size(path)
     ids = _npy(path) if path.suffix == ".npy" else _safetensors(path)
     if ids.dtype.kind not in "iu":
         raise ValueError(f"{path} holds {ids.dtype}; token ids must be whole numbers")
@@ -162,23 +171,54 @@ def own_tokens(path: Path, vocabulary: int) -> list[Tokens]:
 
 
 def _files(root: Path, suffixes: Sequence[str], outside: frozenset[str] = frozenset()) -> list[str]:
-    """Names of the files below a folder, sorted, the same on every machine; nothing hidden, and nothing ``outside``."""
+    """Names of the files below a folder, sorted, the same on every machine; nothing hidden, and nothing ``outside``.
+
+    Files alone: a pipe or a device that has a text's name would never end.
+    """
     found = []
     for folder, inner, files in os.walk(root):
         inner[:] = [x for x in inner if x not in outside and not x.startswith(".")]
-        names = [x for x in files if Path(x).suffix in suffixes and not x.startswith(".")]
-        found += [(Path(folder) / x).relative_to(root).as_posix() for x in names]
+        paths = [Path(folder) / x for x in files if Path(x).suffix in suffixes and not x.startswith(".")]
+        found += [x.relative_to(root).as_posix() for x in paths if x.is_file()]
     return sorted(found)
+
+
+def _check_size(path: Path, names: Iterable[str] = ("",)) -> None:
+    """Before anything is read: whether it is too much in all."""
+    total = sum((path / name).stat().st_size for name in names)
+    if total > LARGEST:
+        raise ValueError(f"{path} has {total:,} bytes to read; at most {LARGEST:,} are taken, give a part of it")
 
 
 def _npy(path: Path) -> np.ndarray:
     try:
+        _check_header(path)
         found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{path} is no array that can be read without pickle: {str(error).splitlines()[0]}") from None
+    except (OSError, ValueError, EOFError, SyntaxError, TypeError, TokenError, RecursionError, MemoryError) as error:
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{path} is truncated or no array that can be read without pickle: {said}") from None
     if not isinstance(found, np.ndarray):
         raise ValueError(f"{path} holds several arrays; give one, written with numpy.save")
     return found
+
+
+def _check_header(path: Path) -> None:
+    """Raise if a ``.npy`` file claims more numbers than it holds: room for all that is claimed would be made first."""
+    with path.open("rb") as opened:
+        if opened.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
+            return  # of another kind, which says what it is when it is read
+        opened.seek(0)
+        version = np.lib.format.read_magic(opened)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(
+                f"its format is {'.'.join(map(str, version))}, not 1.0 or 2.0, in which numbers are written"
+            )
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = header(opened)
+        there = path.stat().st_size - opened.tell()
+    claimed = math.prod(shape) * dtype.itemsize
+    if claimed > there and not dtype.hasobject:
+        raise ValueError(f"it says that it has {claimed:,} bytes of numbers, and has {there:,}")
 
 
 def _safetensors(path: Path) -> np.ndarray:

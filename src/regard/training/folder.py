@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ import torch
 
 from regard.config import read_json
 from regard.files import renamed
-from regard.training.recipe import Recipe
+from regard.training.checkpoints import Checkpoints
+from regard.training.recipe import Recipe, flat
 
 __all__ = ["RunFolder", "read_run"]
 
@@ -36,15 +38,20 @@ class RunFolder:
         self.lock: int | None = None
 
     def check(self) -> None:
-        """Raise unless the folder is new, empty, or of this recipe's run."""
+        """Raise unless the folder is new, empty, or of this recipe's run.
+
+        One whose run never came to a checkpoint is taken over: a typing mistake should not cost a folder.
+        """
         if not self.path.exists():
             return
-        others = self.path.is_dir() and any(file.name != LOCK for file in self.path.iterdir())
+        # Names with a dot are ours: the lock, and files that somebody who was killed did not finish.
+        others = self.path.is_dir() and any(not file.name.startswith(".") for file in self.path.iterdir())
         if not self.path.is_dir() or (others and not (self.path / NAME).is_file()):
             raise FileExistsError(f"{self.path} is there and holds no run; train into a new or an empty folder")
-        if (self.path / NAME).is_file():
-            before = _flat(read_run(self.path))
-            for name, value in _flat(self.recipe.to_dict()).items():
+        if (self.path / NAME).is_file() and Checkpoints(self.path / "checkpoints").steps():
+            task, recipe = read_run(self.path)
+            before = flat({"task": task, **recipe})
+            for name, value in flat(self.recipe.to_dict()).items():
                 there = before.get(name)
                 if name not in FREE and there != value:
                     raise ValueError(
@@ -58,6 +65,8 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
             _locked(self.lock, self.path)
+            self.check()  # again: now nobody else changes it
+            self._clean()
             told = {"kind": KIND, "format": FORMAT, "recipe": self.recipe.to_dict()}
             told["versions"] = {"regard": version("regard"), "torch": torch.__version__}
             for name, text in ((NAME, json.dumps(told, indent=1) + "\n"), ("recipe.toml", self.recipe.to_toml())):
@@ -70,27 +79,32 @@ class RunFolder:
             raise type(error)(f"{self.path} cannot be written: {error.strerror}") from None
         return self
 
+    def _clean(self) -> None:
+        """Remove what somebody who was killed left half-written, and the data of a recipe that is replaced."""
+        for file in (*self.path.glob(".*.??*"), *(self.path / "data").glob(".*.??*")):
+            if file.is_file() and file.name != LOCK:
+                file.unlink()
+        if not Checkpoints(self.path / "checkpoints").steps() and (self.path / NAME).is_file():
+            task, recipe = read_run(self.path)
+            if {"task": task, **recipe} != self.recipe.to_dict():
+                for name in ("data", "evolution"):
+                    shutil.rmtree(self.path / name, ignore_errors=True)
+
     def __exit__(self, *_: object) -> None:
         if self.lock is not None:
             os.close(self.lock)  # which gives the lock back, as does being killed
             self.lock = None
 
 
-def read_run(path: Path) -> dict[str, Any]:
-    """The recipe of the run in a folder, as plain data."""
+def read_run(path: Path) -> tuple[str, dict[str, Any]]:
+    """The task and the recipe of the run in a folder; ``Recipe.changed`` takes the latter."""
     if not (path / NAME).is_file():
         raise FileNotFoundError(f"{path} holds no run: it has no {NAME}")
     told = read_json(path / NAME)
-    if told.get("kind") != KIND or told.get("format") != FORMAT or not isinstance(told.get("recipe"), dict):
+    recipe = told.get("recipe")
+    if told.get("kind") != KIND or told.get("format") != FORMAT or not isinstance(recipe, dict) or "task" not in recipe:
         raise ValueError(f"{path / NAME} is of no run, or of another version's")
-    return dict(told["recipe"])
-
-
-def _flat(recipe: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in recipe.items():
-        flat |= {f"{name}.{inner}": x for inner, x in value.items()} if isinstance(value, dict) else {name: value}
-    return flat
+    return str(recipe["task"]), {name: value for name, value in recipe.items() if name != "task"}
 
 
 def _locked(handle: int, path: Path) -> None:

@@ -52,6 +52,9 @@ class Listener:
     def recorded(self, step: int) -> None:
         """The heads were watched."""
 
+    def stopping(self) -> None:
+        """Somebody asked to stop: after this step, and its checkpoint."""
+
 
 @dataclass
 class State:
@@ -79,6 +82,9 @@ class Loop:
         torch.manual_seed(drawn(self.recipe.seed, WEIGHTS).initial_seed())
         self.model = task.model().train()
         found = self.checkpoints.newest()
+        processes.wait()  # all have read it before the first one removes what is later
+        if processes.first:
+            self.checkpoints.back_to(0 if found is None else int(found.state["step"]))
         self.state = State() if found is None else State(**{k: found.state[k] for k in vars(State())})
         if found is not None:
             put(self.model, found.weights)
@@ -88,7 +94,7 @@ class Loop:
             remember(self.model, self.optimizer, found.moments)
         self.checks = list(task.checks())
         self.recorder = self._recorder()
-        self.began = self.since = time.perf_counter()
+        self.began = time.perf_counter()
 
     @property
     def ended(self) -> str | None:
@@ -100,12 +106,16 @@ class Loop:
     def run(self) -> str:
         """Go to the end, or until somebody asks to stop; says which: ``steps``, ``patience`` or ``stopped``."""
         listener = self.listener if self.processes.first else Listener()
+        if self.ended is not None:
+            return self.ended
         listener.began(self.task, self.model, self.state.step)
         if self.recorder is not None and self.state.step == 0 and self.recorder.step(0):
             listener.recorded(0)
         with self._metrics() as metrics, Stopping() as stopping:
             while self.ended is None:
                 numbers, stop = self._learn(stopping.asked)
+                if stop:
+                    listener.stopping()
                 done = self.state.step
                 metrics.write(done, numbers)
                 listener.learned(done, numbers)
@@ -130,6 +140,7 @@ class Loop:
     def _learn(self, asked: bool) -> tuple[dict[str, float], bool]:
         """One step; and whether any process was asked to stop."""
         recipe, step, world = self.recipe, self.state.step, self.processes.world
+        began = time.perf_counter()
         batch = self.task.batch(step)
         total = self.task.count(batch)
         loss = 0.0
@@ -141,7 +152,7 @@ class Loop:
                     summed = self.task.loss(self.called, part)
                 # Gradients are averaged over processes; the loss is one mean over all predictions.
                 (summed * (weight * world / total)).backward()
-            loss += weight * float(summed.detach()) / total
+            loss += float(summed.detach()) / total if weight else 0.0
         norm = _norm(self.model, recipe.clip)
         eta = rate(recipe, step)
         for group in self.optimizer.param_groups:
@@ -155,9 +166,8 @@ class Loop:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.state.step += 1
-        now = time.perf_counter()
-        numbers = {"loss": sums["loss"], "rate": eta, "norm": norm, "predictions": total / (now - self.since)}
-        self.since = now
+        speed = total / (time.perf_counter() - began)
+        numbers = {"loss": sums["loss"], "rate": eta, "norm": norm, "predictions": speed}
         return numbers, sums["asked"] > 0
 
     def _evaluate(self) -> bool:
@@ -168,10 +178,13 @@ class Loop:
             for batch in self.checks:
                 part, weight = self.processes.part(batch)
                 for name, value in self.task.check(self.model, part).items():
-                    sums[name] = sums.get(name, 0.0) + weight * value
+                    sums[name] = sums.get(name, 0.0) + (value if weight else 0.0)
         self.model.train()
         state, name = self.state, self.task.score
         state.last = self.task.scores(self.processes.added(sums))
+        wrong = [f"{x} is {value}" for x, value in state.last.items() if not math.isfinite(value)]
+        if wrong:
+            raise RuntimeError(f"the held-out {wrong[0]} at step {state.step}: this run does not learn")
         before = None if state.best is None else state.best["scores"][name]
         now = state.last[name]
         better = before is None or (now > before if self.task.higher else now < before)
@@ -184,7 +197,10 @@ class Loop:
         state = self.state
         now = time.perf_counter()
         state.seconds, self.began = state.seconds + now - self.began, now
-        kept, remembered = weights(self.model), moments(self.model, self.optimizer)  # every process gives its share
+        # Every process gives its share. Weights first: asking for them shards a model again that FSDP has put together
+        # for the evaluation, and what AdamW remembers is of the shards.
+        kept = weights(self.model)
+        remembered = moments(self.model, self.optimizer)
         if self.processes.first:
             self.checkpoints.write(vars(state), kept, remembered)
             self.checkpoints.keep(self.recipe.keep, None if state.best is None else state.best["step"])
@@ -205,7 +221,7 @@ class Loop:
             probes=self.task.probes(),
             call=self.task.ask,
             grid=self.task.grid,
-            steps=(lambda step: step % every == 0) if every else None,
+            steps=range(0, self.recipe.steps + 1, every) if every else None,
             share=self.recipe.record,
             total=self.recipe.steps,
         )

@@ -61,9 +61,13 @@ def remember(model: nn.Module, optimizer: AdamW, found: Mapping[str, Tensor]) ->
     for name, value in found.items():
         owner, _, key = name.rpartition(".")
         by_name.setdefault(owner, {})[key] = value
-    learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    _check_names(learned, by_name)
+    learned = dict(model.named_parameters())
+    left = by_name.keys() - learned.keys()
+    if left:
+        raise ValueError(f"a checkpoint of another model: {min(left)} is left over")
     for name, parameter in learned.items():
+        if name not in by_name:  # it had no gradient yet, so that there is nothing to remember
+            continue
         state: dict[str, Any] = {}
         for key, value in by_name[name].items():
             state[key] = value.clone() if key == COUNT else torch.zeros_like(parameter, requires_grad=False)

@@ -30,17 +30,22 @@ PATIENCE = 40
 class Processes:
     """The processes of a run; ``with Processes.found() as all_of_us``. Alone, every operation is nothing."""
 
+    waits = 0  # of all runs of this process
+
     def __init__(self, rank: int = 0, world: int = 1) -> None:
         self.rank, self.world = rank, world
 
     @classmethod
     def found(cls) -> Processes:
-        """Those that torchrun started, or this one alone."""
-        try:
-            rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        except ValueError:
-            raise ValueError("RANK and WORLD_SIZE must be whole numbers, as torchrun sets them") from None
-        return cls(rank, world)
+        """Those of a process group that is there, those that torchrun started, or this one alone."""
+        if dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size())
+        told = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+        if not all(text.isdecimal() for text in told) or int(told[0]) >= int(told[1]):
+            raise ValueError(
+                f"RANK is {told[0]!r} and WORLD_SIZE {told[1]!r}; torchrun sets both, 0 ≤ RANK < WORLD_SIZE"
+            )
+        return cls(int(told[0]), int(told[1]))
 
     def __enter__(self) -> Processes:
         if self.world > 1 and not dist.is_initialized():
@@ -58,9 +63,24 @@ class Processes:
         return self.rank == 0
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Until all are here: moments, or somebody is gone."""
         if self.world > 1:
             dist.barrier()
+
+    def wait_for_first(self, done: str) -> None:
+        """Until the first process says that something long is ``done``: preparing data takes as long as it takes.
+
+        The first one calls this when it is; if it ends before, torchrun ends the others.
+        """
+        if self.world == 1:
+            return
+        store = dist.distributed_c10d._get_default_store()
+        Processes.waits += 1  # one key a wait: a process may train several times
+        key = f"regard/{done}/{Processes.waits}"
+        if self.first:
+            store.set(key, "done")
+        else:
+            store.wait([key], timedelta(days=1))
 
     def part(self, batch: Batch) -> tuple[Batch, float]:
         """This process's examples, and their weight: 0 where there are fewer examples than processes.

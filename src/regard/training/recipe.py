@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Recipe", "Value", "assigned", "read_recipe"]
+__all__ = ["Recipe", "Value", "assigned", "flat", "read_recipe"]
 
 Value = bool | int | float | str
 TABLES = ("model", "data")
@@ -70,12 +71,15 @@ class Recipe:
             *(("beta1", 0.0, 1.0), ("beta2", 0.0, 1.0), ("record", 0.0, 1.0)),
         ):
             number: float = getattr(self, name)
-            beta = name.startswith("beta")
-            if not math.isfinite(number) or number < low or (number >= high if beta else number > high):
+            beta, above = name.startswith("beta"), name == "rate"
+            less = number <= low if above else number < low
+            if not math.isfinite(number) or less or (number >= high if beta else number > high):
                 until = "" if high == math.inf else f" and {'<' if beta else '≤'} {high:g}"
-                raise ValueError(f"{name} is {number}; it must be a number ≥ {low:g}{until}")
-        if self.rate == 0:
-            raise ValueError("rate is 0; a learning rate above 0 is needed to learn anything")
+                raise ValueError(f"{name} is {number}; it must be a number {'>' if above else '≥'} {low:g}{until}")
+        if self.warmup >= self.steps > 1:
+            raise ValueError(
+                f"warmup is {self.warmup} and steps {self.steps}; the rate must rise in fewer steps than all"
+            )
         for name, known in (("precision", ("float32", "bfloat16")), ("parallel", ("ddp", "fsdp"))):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {' or '.join(known)}")
@@ -84,15 +88,9 @@ class Recipe:
 
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
         """This recipe with some entries changed: ``{"steps": 100, "model.layers": 2}``; nested tables may be given."""
-        flat: dict[str, Any] = {}
-        for name, value in changes.items():
-            if name in TABLES and isinstance(value, Mapping):
-                flat |= {f"{name}.{inner}": x for inner, x in value.items()}
-            else:
-                flat[name] = value
         tables: dict[str, dict[str, Value]] = {name: dict(getattr(self, name)) for name in TABLES}
         own: dict[str, Any] = {}
-        for name, value in flat.items():
+        for name, value in flat(changes).items():
             table, _, inner = name.rpartition(".")
             if table in TABLES and inner in tables[table]:
                 tables[table][inner] = _as(name, value, tables[table][inner])
@@ -123,15 +121,23 @@ class Recipe:
         return [f.name for f in fields(self) if f.name not in ("task", *TABLES)]
 
 
+def flat(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables in a table as names with a dot: ``{"model": {"layers": 2}}`` → ``{"model.layers": 2}``."""
+    found: dict[str, Any] = {}
+    for name, value in recipe.items():
+        found |= {f"{name}.{x}": y for x, y in value.items()} if isinstance(value, Mapping) else {name: value}
+    return found
+
+
 def read_recipe(file: Path) -> dict[str, Any]:
     """What a TOML file says; checked against a task's recipe by ``Recipe.changed``."""
     try:
-        if file.stat().st_size > LARGEST:
-            raise ValueError(f"{file} has {file.stat().st_size:,} bytes; that is no recipe")
+        if not stat.S_ISREG(file.stat().st_mode) or file.stat().st_size > LARGEST:
+            raise ValueError(f"{file} has {file.stat().st_size:,} bytes or is no file; that is no recipe")
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{file} is not TOML: {error}") from None
 
 

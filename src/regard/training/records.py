@@ -18,10 +18,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.files import renamed
+from regard.files import renamed, save_tensors
 from regard.watching.heads import ACROSS
 from regard.watching.table import COLUMNS
 
@@ -30,6 +29,7 @@ __all__ = ["Place", "Record", "clear", "files", "read", "write"]
 KIND, FORMAT = "regard evolution", 1
 NAME = re.compile(r"step-(\d{8,15})\.safetensors")
 WEIGHTS = ("raw", "clean")
+LONGEST = 2**40  # seconds, so that microseconds are whole numbers of 64 bits
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,9 @@ class Place:
 
     def __post_init__(self) -> None:
         sizes = (*self.heads, self.n, self.m)
-        if not isinstance(self.path, str) or not all(type(x) is int and 0 <= x < 2**31 for x in sizes):
-            raise ValueError(f"a place is {self.path!r} with heads {self.heads!r}, n {self.n!r} and m {self.m!r}")
+        if not isinstance(self.path, str) or not all(_is_size(x, 0) for x in sizes) or type(self.cross) is not bool:
+            said = f"heads {self.heads!r}, n {self.n!r}, m {self.m!r} and cross {self.cross!r}"
+            raise ValueError(f"a place is {self.path!r} with {said}")
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,11 @@ class Record:
 
 
 def files(folder: Path) -> dict[int, Path]:
-    """Steps and their files, in order; whatever else is in the folder is left alone."""
+    """Steps and their files, in order; whatever else is in the folder (a folder of such a name) is left alone."""
     if not folder.is_dir():
         return {}
     found = ((NAME.fullmatch(file.name), file) for file in folder.iterdir())
-    return dict(sorted((int(name[1]), file) for name, file in found if name))
+    return dict(sorted((int(name[1]), file) for name, file in found if name and file.is_file()))
 
 
 def write(folder: Path, record: Record) -> Path:
@@ -96,7 +97,7 @@ def write(folder: Path, record: Record) -> Path:
     }
     tensors = {name: x.to("cpu", torch.float32).contiguous() for name, x in record.tensors.items()}
     with renamed(file) as temporary:
-        save_file(tensors, temporary, metadata={"format": "pt", "regard": json.dumps(told, ensure_ascii=False)})
+        save_tensors(tensors, temporary, metadata={"format": "pt", "regard": json.dumps(told, ensure_ascii=False)})
     return file
 
 
@@ -106,17 +107,20 @@ def clear(folder: Path, after: int) -> None:
         if step > after:
             file.unlink(missing_ok=True)
     for file in folder.glob(".step-*.safetensors.*") if folder.is_dir() else ():
-        file.unlink(missing_ok=True)
+        if not file.is_dir():
+            file.unlink(missing_ok=True)
 
 
 def read(file: Path) -> Record:
     """One step, checked: a file may come from anybody."""
     try:
+        if file.exists() and not file.is_file():
+            raise ValueError("it is no file")
         with safe_open(file, framework="pt") as opened:
             told = json.loads((opened.metadata() or {})["regard"])
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
         return _checked(file, told, tensors)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         said = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{file} is no whole record of heads: {said}") from None
 
@@ -143,6 +147,15 @@ def _checked(file: Path, told: dict[str, Any], tensors: dict[str, Tensor]) -> Re
             raise ValueError(f"{table} has shape {list(tensors[table].shape)} for {total} heads")
     if any(x.dtype != torch.float32 for x in tensors.values()):
         raise ValueError("its numbers are not float32")
-    seconds = {what: float(told["seconds"][what]) for what in ("cost", "spent", "elapsed")}
-    grid = None if told["grid"] is None else tuple(told["grid"])
-    return Record(told["step"], str(told["model"]), places, tensors, names, seconds, grid)
+    times = {what: told["seconds"][what] for what in ("cost", "spent", "elapsed")}
+    if not all(type(x) in (int, float) and 0 <= x <= LONGEST for x in times.values()):  # NaN is not
+        raise ValueError("its seconds are no times")
+    seconds = {what: float(x) for what, x in times.items()}
+    grid = told["grid"]
+    if grid is not None and not (isinstance(grid, list) and len(grid) == 2 and all(_is_size(x, 1) for x in grid)):
+        raise ValueError("its grid is not two sizes")
+    return Record(told["step"], str(told["model"]), places, tensors, names, seconds, tuple(grid) if grid else None)
+
+
+def _is_size(x: object, least: int) -> bool:
+    return type(x) is int and least <= x < 2**31

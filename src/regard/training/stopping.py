@@ -21,7 +21,9 @@ class Stopping:
 
     def __enter__(self) -> Stopping:
         if threading.current_thread() is threading.main_thread():  # no other can listen to signals
-            self.before = {name: signal.signal(name, self._hear) for name in SIGNALS}
+            # What is ignored stays so: a run that a script put into the background is not meant by its Ctrl-C.
+            heard = [name for name in SIGNALS if signal.getsignal(name) not in (signal.SIG_IGN, None)]
+            self.before = {name: signal.signal(name, self._hear) for name in heard}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -31,6 +31,7 @@ class Task(ABC):
     recipe: ClassVar[Recipe]  # the default one
     score: ClassVar[str]  # the held-out number that says which weights are best: a key of ``scores``
     higher: ClassVar[bool]  # whether more of it is better
+    unit: ClassVar[str] = "tokens"  # what is predicted
 
     def __init__(self, recipe: Recipe, prepared: Path | None = None) -> None:
         self.given, self.prepared = recipe, prepared
@@ -83,7 +84,7 @@ class Task(ABC):
         return None
 
     def save(self, model: nn.Module, folder: Path) -> None:
-        """Write a model folder that ``regard.models.load`` and ``transformers`` read."""
+        """Write a model folder that ``regard.models.load`` reads, and ``transformers`` where it knows the family."""
         save = getattr(model, "save", None)
         if not callable(save):
             raise TypeError(f"{type(model).__name__} cannot save itself; override Task.save")

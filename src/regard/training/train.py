@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,21 +72,19 @@ def train(
     run = RunFolder(folder, recipe)
     processes = Processes.found()
     held = run if processes.first else nullcontext()
-    with processes, held, torch.random.fork_rng(devices=[]):
+    with _telling(processes, Checkpoints(run.path / "checkpoints")), processes, held, torch.random.fork_rng(devices=[]):
         opened = kind(recipe, run.path / "data")
         if processes.first:
             opened.prepare()
-        processes.wait()
+        processes.wait_for_first("prepared")
         opened.open()
         loop = Loop(opened, run, processes, Listener() if listener is None else listener)
-        try:
-            ended = loop.run()
-        except (OSError, RuntimeError) as error:
-            raise _told(error, loop) from None
+        before, ended = loop.state.step, loop.run()
         result = _result(loop, ended)
-        if processes.first and ended != "stopped":
+        whole = all((run.path / name).exists() for name in ("model", "result.json"))
+        if processes.first and ended != "stopped" and not (whole and before == result.steps):
             _finish(opened, loop, result)
-        processes.wait()
+        processes.wait_for_first("written")
     return result
 
 
@@ -96,9 +94,9 @@ def trained(folder: str | os.PathLike[str], step: int | None = None, *, task: ty
     ``task`` is needed where the run's task is a class of your own.
     """
     path = Path(folder)
-    told = read_run(path)
-    kind = task_of(str(told["task"])) if task is None else task_of(task)
-    opened = kind(kind.recipe.changed({k: v for k, v in told.items() if k != "task"}), path / "data")
+    name, recipe = read_run(path)
+    kind = task_of(name if task is None else task)
+    opened = kind(kind.recipe.changed(recipe), path / "data")
     opened.open()
     checkpoints = Checkpoints(path / "checkpoints")
     steps = checkpoints.steps()
@@ -134,14 +132,19 @@ def _finish(task: Task, loop: Loop, result: Result) -> None:
         temporary.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
-def _told(error: OSError | RuntimeError, loop: Loop) -> OSError | RuntimeError:
-    """An error with what is left: where it is about the disk, or about another process that is gone."""
-    left = loop.checkpoints.left()
-    if isinstance(error, OSError):
-        return OSError(f"{error}; {left}")
-    said = " ".join(str(error).split()).lower()
-    if loop.processes.world == 1 or not any(word in said for word in LOST):
-        return error
-    return RuntimeError(
-        f"another process of this run was lost at step {loop.state.step}; {left}, and the same command goes on"
-    )
+@contextmanager
+def _telling(processes: Processes, checkpoints: Checkpoints) -> Iterator[None]:
+    """Errors with what is left to go on from: where they are about the disk, or about another process that is gone."""
+    try:
+        yield
+    except (FileExistsError, FileNotFoundError, BlockingIOError):
+        raise  # about what was asked for, before anything was done
+    except OSError as error:
+        said = f"{error.filename} cannot be written: {error.strerror}" if error.filename and error.strerror else error
+        raise OSError(f"{said}; {checkpoints.left()}") from None
+    except RuntimeError as error:
+        said = " ".join(str(error).split()).lower()
+        if processes.world == 1 or not any(word in said for word in LOST):
+            raise
+        left = checkpoints.left()
+        raise RuntimeError(f"another process of this run was lost; {left}, and the same command goes on") from None

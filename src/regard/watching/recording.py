@@ -19,10 +19,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.files import renamed
+from regard.files import renamed, save_tensors
 from regard.kept import KeptCall
 from regard.observables import ROW_VALUES, Observation, Observe
 from regard.scores import RelativeTerm, Scores
@@ -59,7 +58,7 @@ def write(folder: str | os.PathLike[str], calls: Mapping[str, list[Observation]]
     described = own | {name: x for name, x in about.items() if name not in own} | {"places": places}
     text = json.dumps(described, indent=1, ensure_ascii=False)
     with renamed(path / values) as temporary:
-        save_file(tensors, temporary, metadata={"format": "pt"})
+        save_tensors(tensors, temporary, metadata={"format": "pt"})
     with renamed(path / NAME) as temporary:
         temporary.write_text(text, encoding="utf-8")
     for old in path.glob("values-*.safetensors"):

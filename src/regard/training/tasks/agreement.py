@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -11,7 +12,21 @@ from torch import Tensor, nn
 from regard.models import Model, create
 from regard.training.recipe import Recipe
 from regard.training.task import Batch, Task, drawn
-from regard.training.tasks.common import BEGIN, END, NOTHING, PAD, SPECIAL, llama, repeated, summed, words
+from regard.training.tasks.common import (
+    BEGIN,
+    END,
+    NOTHING,
+    PAD,
+    SPECIAL,
+    check_batch,
+    check_sizes,
+    in_parts,
+    llama,
+    repeated,
+    summed,
+    whole,
+    words,
+)
 from regard.watching.probes import Probe
 
 __all__ = ["AgreementTask"]
@@ -39,6 +54,7 @@ LISTS = (
 )
 VOCABULARY = (*SPECIAL, *(word for words_ in LISTS for word in words_))
 MOST = 5  # distractors
+WORDS = 4 * MOST + 9  # places that a word can take, with those around the sentence
 FAR = 3  # distractors from which a sentence counts for the score
 HELD_OUT = 16  # one combination of nouns in so many is never trained on
 TRAIN, CHECK = 11, 12  # what is drawn
@@ -69,6 +85,12 @@ class AgreementTask(Task):
     score: ClassVar[str] = "accuracy"
     higher: ClassVar[bool] = True
 
+    def __init__(self, recipe: Recipe, prepared: Path | None = None) -> None:
+        super().__init__(recipe, prepared)
+        check_sizes(recipe, 2 * len(VOCABULARY), rotary=True)
+        self.checked = whole(recipe, "data.checks")
+        check_batch(recipe, WORDS, "places of words")
+
     def model(self) -> Model:
         config = llama(self.given.model, len(VOCABULARY), longest=64)
         return create(config, beside=words(VOCABULARY), std=0.05)
@@ -80,25 +102,18 @@ class AgreementTask(Task):
         return int((batch["ids"][:, 1:] != PAD).sum())
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        ids = batch["ids"]
-        return summed(model(ids[:, :-1]), ids[:, 1:].masked_fill(ids[:, 1:] == PAD, NOTHING))
+        return summed(model(batch["ids"][:, :-1]), _targets(batch))
 
     def checks(self) -> Sequence[Batch]:
-        count = int(self.given.data["checks"])
-        if count < 1:
-            raise ValueError(f"data.checks is {count}; at least 1 held-out sentence is needed")
         # The same for every seed of a recipe, so that scores of several seeds compare.
-        whole = sentences(drawn(0, CHECK), count, held_out=True, least=FAR)
-        return [{name: x[at : at + 256] for name, x in whole.items()} for at in range(0, count, 256)]
+        return in_parts(sentences(drawn(0, CHECK), self.checked, held_out=True, least=FAR))
 
     def check(self, model: nn.Module, batch: Batch) -> dict[str, float]:
-        ids = batch["ids"]
-        logits = model(ids[:, :-1])
+        logits = model(batch["ids"][:, :-1])
         right = self.agrees(logits, batch)
-        targets = ids[:, 1:].masked_fill(ids[:, 1:] == PAD, NOTHING)
         opposed = batch["opposed"]
         return {
-            "loss": float(summed(logits, targets)),
+            "loss": float(summed(logits, _targets(batch))),
             "tokens": float(self.count(batch)),
             "right": float(right.sum()),
             "sentences": float(len(right)),
@@ -126,12 +141,18 @@ class AgreementTask(Task):
 
     def probes(self) -> Sequence[Probe]:
         """Natural: held-out sentences of one length, so that nothing is padded."""
-        whole = sentences(drawn(0, CHECK), 2048, held_out=True, least=FAR)
-        lengths = (whole["ids"] != PAD).sum(-1)
+        found = sentences(drawn(0, CHECK), 2048, held_out=True, least=FAR)
+        lengths = (found["ids"] != PAD).sum(-1)
         length = int(lengths.mode().values)
-        ids = whole["ids"][lengths == length][:8, :length]
+        ids = found["ids"][lengths == length][:8, :length]
         first = torch.arange(length) == 0
         return [Probe("natural", ids, first), *repeated(len(VOCABULARY), 12, 3, 4)]
+
+
+def _targets(batch: Batch) -> Tensor:
+    """``[B, n]`` the next words; nothing is asked for after the end."""
+    following = batch["ids"][:, 1:]
+    return following.masked_fill(following == PAD, NOTHING)
 
 
 def sentences(draw: torch.Generator, count: int, *, held_out: bool, least: int = 0) -> Batch:

@@ -1,9 +1,10 @@
-"""What the tasks share: the summed loss, small tokenizers, a small Llama's config, probes of a task's own tokens."""
+"""What the tasks share: checked sizes, the summed loss, small tokenizers, a small Llama's config, probes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,13 +12,87 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.config import MOST_LAYERS
+from regard.training.recipe import Recipe
+from regard.training.task import Batch
 from regard.watching.probes import Probe
 
-__all__ = ["BEGIN", "END", "NOTHING", "PAD", "SPECIAL", "UNKNOWN", "characters", "llama", "repeated", "summed", "words"]
+__all__ = [
+    *("BEGIN", "END", "LONGEST", "NOTHING", "NUMBERS", "PAD", "SPECIAL", "UNKNOWN", "VOCABULARY"),
+    *("characters", "check_batch", "check_sizes", "in_parts", "llama", "own_path", "repeated", "summed", "whole"),
+    *("words",),
+]
 
+# What is larger than these is refused before anything is built: it would end in no memory, or never.
+PARAMETERS = 10**9  # of a model
+WIDEST = 2**20  # features
+NUMBERS = 2**26  # of a batch: a quarter of a GiB, a few times over
+VOCABULARY = 2**20  # tokens
+LONGEST = 2**16  # tokens of a text
+CHECKS = 2**16  # held-out examples that are made
 NOTHING = -100  # a target that asks for nothing
 PAD, BEGIN, END, UNKNOWN = range(4)
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")  # the first ids of every vocabulary here
+
+
+def whole(recipe: Recipe, name: str, least: int = 1, most: int = CHECKS) -> int:
+    """What ``model.…`` or ``data.…`` of a recipe is, a whole number from ``least`` to ``most``."""
+    table, _, inner = name.partition(".")
+    value = getattr(recipe, table)[inner]
+    if type(value) is not int or not least <= value <= most:
+        said = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a number of over 30 digits"
+        raise ValueError(f"{name} is {said}; it must be a whole number from {least} to {most:,}")
+    return value
+
+
+def check_sizes(recipe: Recipe, tables: int = 0, *, rotary: bool = False, hidden: bool = True) -> None:
+    """Raise, by the names that can be set, unless a model has these sizes and could be trained on one machine.
+
+        parameters ≈ tables·d + layers·(4·d² + 3·d·hidden)
+
+    ``tables``: how many vectors of d features there are, of tokens and positions. Rotary positions turn features of a
+    head in pairs. ``hidden=False`` is for models without a feed-forward network.
+    """
+    d, heads = (whole(recipe, f"model.{name}", most=WIDEST) for name in ("d", "heads"))
+    layers = whole(recipe, "model.layers", most=MOST_LAYERS)
+    inside = whole(recipe, "model.hidden", most=WIDEST) if hidden else 0
+    if d % heads:
+        raise ValueError(f"model.heads is {heads}; it must divide model.d, which is {d}")
+    if rotary and d // heads % 2:
+        raise ValueError(
+            f"model.d is {d} and model.heads {heads}, so a head has {d // heads} features; rotary positions turn them "
+            "in pairs: give sizes that make it even"
+        )
+    dropout = float(recipe.model.get("dropout", 0.0))
+    if not 0 <= dropout < 1:
+        raise ValueError(f"model.dropout is {dropout:g}; it must be ≥ 0 and < 1")
+    count = tables * d + layers * (4 * d * d + 3 * d * inside)
+    if count > PARAMETERS:
+        sizes = f"model.d={d}, model.layers={layers}" + (f", model.hidden={inside}" if hidden else "")
+        also = f" and {tables:,} vectors for tokens and places" if tables else ""
+        raise ValueError(f"{sizes}{also} make about {count:.1g} parameters; at most {PARAMETERS:.0g} are trained here")
+
+
+def check_batch(recipe: Recipe, each: int, what: str) -> None:
+    """Raise unless a batch fits: ``each`` numbers an example, because of ``what``."""
+    if recipe.batch * each > NUMBERS:
+        raise ValueError(
+            f"batch is {recipe.batch:,}, of {each:,} numbers each ({what}); at most {NUMBERS:,} numbers fit in one"
+        )
+
+
+def own_path(name: str, told: object) -> Path:
+    """A path that the user gave as ``name``; ``~`` is the home folder."""
+    try:
+        return Path(str(told)).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{name} is {told}; there is no such home folder") from None
+
+
+def in_parts(examples: Batch, most: int = 256) -> list[Batch]:
+    """Held-out examples in batches that fit the memory: ``most`` in each."""
+    count = len(next(iter(examples.values())))
+    return [{name: x[at : at + most] for name, x in examples.items()} for at in range(0, count, most)]
 
 
 def summed(logits: Tensor, targets: Tensor) -> Tensor:

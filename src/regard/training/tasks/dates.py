@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,18 @@ from regard.config import Config
 from regard.models import Model, create
 from regard.training.recipe import Recipe
 from regard.training.task import Batch, Task, drawn
-from regard.training.tasks.common import END, PAD, SPECIAL, UNKNOWN, characters, summed
+from regard.training.tasks.common import (
+    END,
+    PAD,
+    SPECIAL,
+    UNKNOWN,
+    characters,
+    check_batch,
+    check_sizes,
+    in_parts,
+    summed,
+    whole,
+)
 from regard.training.tasks.written_dates import FIRST, FORMS, LAST, SPELLED, held_out, spaced
 from regard.watching.probes import Probe
 
@@ -25,6 +37,7 @@ CHARACTERS = " ,.-/0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXY
 VOCABULARY = (*SPECIAL, *CHARACTERS)
 OF = {character: i for i, character in enumerate(VOCABULARY)}
 TARGET = 11  # 1987-03-03 and its end
+LONGEST = 64  # a written date has fewer characters
 TRAIN, CHECK = 11, 12  # what is drawn
 CASES = (str, str, str.lower, str.upper)
 # What is trained on has the hardest form four times as often as the others; what is held out has all of them alike.
@@ -51,12 +64,17 @@ class DatesTask(Task):
     )
     score: ClassVar[str] = "exact"
     higher: ClassVar[bool] = True
+    unit: ClassVar[str] = "characters"
+
+    def __init__(self, recipe: Recipe, prepared: Path | None = None) -> None:
+        super().__init__(recipe, prepared)
+        check_sizes(recipe, len(VOCABULARY))
+        self.checked = whole(recipe, "data.checks")
+        check_batch(recipe, LONGEST + TARGET, "characters")
 
     def model(self) -> Model:
         sizes = self.given.model
         d, heads = int(sizes["d"]), int(sizes["heads"])
-        if heads < 1 or d % heads:
-            raise ValueError(f"model.heads is {heads}; it must divide model.d, which is {d}")
         ends = {"decoder_start_token_id": PAD, "eos_token_id": END, "pad_token_id": PAD}
         config: dict[str, Any] = {
             "model_type": "t5",
@@ -98,12 +116,8 @@ class DatesTask(Task):
         return summed(self._logits(model, batch), batch["target"])
 
     def checks(self) -> Sequence[Batch]:
-        count = int(self.given.data["checks"])
-        if count < 1:
-            raise ValueError(f"data.checks is {count}; at least 1 held-out date is needed")
         # The same for every seed of a recipe, so that scores of several seeds compare.
-        whole = pairs(drawn(0, CHECK), count, held_out=True)
-        return [{name: x[at : at + 256] for name, x in whole.items()} for at in range(0, count, 256)]
+        return in_parts(pairs(drawn(0, CHECK), self.checked, held_out=True))
 
     def check(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         logits = self._logits(model, batch)
@@ -132,11 +146,11 @@ class DatesTask(Task):
 
     def probes(self) -> Sequence[Probe]:
         """Natural: held-out dates whose sources are of one length, so that nothing is padded; source, then target."""
-        whole = pairs(drawn(0, CHECK), 2048, held_out=True)
-        lengths = (whole["source"] != PAD).sum(-1)
+        found = pairs(drawn(0, CHECK), 2048, held_out=True)
+        lengths = (found["source"] != PAD).sum(-1)
         length = int(lengths.mode().values)
         chosen = lengths == length
-        ids = torch.cat([whole["source"][chosen, :length], _shifted(whole["target"][chosen])], 1)[:8]
+        ids = torch.cat([found["source"][chosen, :length], _shifted(found["target"][chosen])], 1)[:8]
         return [Probe("natural", ids, torch.zeros(ids.shape[1], dtype=torch.bool))]
 
     def ask(self, model: nn.Module, inputs: Tensor) -> Any:

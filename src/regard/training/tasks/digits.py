@@ -6,26 +6,26 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.config import Config
-from regard.models import ImageModel, create
+from regard.models import ImageModel, Model, attention_only, create
 from regard.models.images import Preprocessor
 from regard.training.recipe import Recipe
 from regard.training.task import Batch, Task, drawn
 from regard.training.tasks import pictures
-from regard.training.tasks.attention_only import AttentionOnly
-from regard.training.tasks.common import summed
+from regard.training.tasks.common import check_batch, check_sizes, in_parts, own_path, summed, whole
 from regard.watching.probes import Probe
 
 __all__ = ["DigitsTask"]
 
 ORDER, MOVED = 11, 12  # what is drawn
 KINDS = ("vit", "attention")
+LARGEST = 2**12  # pixels a side
 
 
 class DigitsTask(Task):
@@ -35,7 +35,7 @@ class DigitsTask(Task):
     and name. The others are moved at random in every epoch: ``data.shift`` pixels, ``data.turn`` degrees and a share
     ``data.zoom`` of the size, at most. ``data.size`` (pixels a side) and ``data.channels`` (1 or 3) are a folder's; the
     digits have 8 and 1. ``model.kind`` is "vit", or "attention": blocks without a feed-forward network, so that
-    ``model.hidden`` is not asked for.
+    ``model.hidden`` is not asked for. Such a model is saved for ``regard.models.load``; ``transformers`` has none.
     """
 
     name: ClassVar[str] = "digits"
@@ -51,20 +51,22 @@ class DigitsTask(Task):
     )
     score: ClassVar[str] = "accuracy"
     higher: ClassVar[bool] = True
-    held: pictures.Pictures
+    unit: ClassVar[str] = "pictures"
+    data: pictures.Pictures
 
     def __init__(self, recipe: Recipe, prepared: Path | None = None) -> None:
         super().__init__(recipe, prepared)
-        self.kind, self.patch = str(recipe.model["kind"]), int(recipe.model["patch"])
-        self.side, self.channels = int(recipe.data["size"]), int(recipe.data["channels"])
-        self.folder = str(recipe.data["folder"])
+        self.kind, self.patch = str(recipe.model["kind"]), whole(recipe, "model.patch", most=LARGEST)
+        self.side, self.channels = whole(recipe, "data.size", most=LARGEST), int(recipe.data["channels"])
+        told = recipe.data["folder"]
+        self.folder = own_path("data.folder", told) if told else None
         if self.kind not in KINDS:
             raise ValueError(f"model.kind is {self.kind!r}; it must be {' or '.join(KINDS)}")
         if self.channels not in (1, 3):
             raise ValueError(f"data.channels is {self.channels}; it must be 1 (grey) or 3 (colours)")
-        if self.side < 1 or self.patch < 1 or self.side % self.patch:
+        if self.side % self.patch:
             raise ValueError(f"model.patch is {self.patch}; it must divide data.size, which is {self.side}")
-        if not self.folder and (self.side, self.channels) != (8, 1):
+        if self.folder is None and (self.side, self.channels) != (8, 1):
             raise ValueError(
                 f"data.size is {self.side} and data.channels {self.channels}; digits have 8 and 1, a data.folder any"
             )
@@ -72,45 +74,58 @@ class DigitsTask(Task):
             value = float(recipe.data[name])
             if not 0 <= value < (1 if name == "zoom" else math.inf):
                 raise ValueError(f"data.{name} is {value:g}; it must be ≥ 0" + (" and < 1" if name == "zoom" else ""))
+        check_batch(recipe, self.channels * self.side**2, "pixels")
+        vectors = self.grid[0] * self.grid[1] + self.channels * self.patch**2
+        check_sizes(recipe, vectors, hidden=self.kind == "vit")
 
     def prepare(self) -> None:
         """A folder's pictures as they are now: what comes or goes later does not change a run."""
-        if self.folder and self.prepared is not None and not (self.prepared / "classes.json").is_file():
-            pictures.write(pictures.folder(Path(self.folder), self.side, self.channels), self.prepared)
+        if self.folder is not None and self.prepared is not None and not (self.prepared / "classes.json").is_file():
+            pictures.write(pictures.folder(self.folder, self.side, self.channels), self.prepared)
 
     def open(self) -> None:
-        if not self.folder:
-            self.held = pictures.digits()
+        if self.folder is None:
+            self.data = pictures.digits()
         elif self.prepared is None:
-            self.held = pictures.folder(Path(self.folder), self.side, self.channels)
+            self.data = pictures.folder(self.folder, self.side, self.channels)
         else:
-            self.held = pictures.read(self.prepared)
-        self.train = (~self.held.held_out).nonzero().squeeze(-1)
+            self.data = pictures.read(self.prepared)
+        self.train = (~self.data.held_out).nonzero().squeeze(-1)
 
-    def model(self) -> ImageModel | AttentionOnly:
-        sizes = self.given.model
-        d, heads, layers = int(sizes["d"]), int(sizes["heads"]), int(sizes["layers"])
-        labels = self.held.labels
+    def model(self) -> ImageModel:
+        beside = {"preprocessor_config.json": self._preprocessor()}
+        model: Model
         if self.kind == "attention":
-            return AttentionOnly(
-                side=self.side,
-                channels=self.channels,
-                patch=self.patch,
-                d=d,
-                heads=heads,
-                layers=layers,
-                labels=labels,
-            )
-        config = {
+            model = attention_only.build(Config(self._attention_only()), lambda key: None)
+            model.beside = beside
+        else:
+            model = create(self._vit(), beside=beside, std=0.05)
+        assert isinstance(model, ImageModel)
+        model.images = Preprocessor(Config(json.loads(self._preprocessor())), (self.side, self.side), self.channels)
+        return model
+
+    def _attention_only(self) -> dict[str, Any]:
+        """``config.json`` of attention alone."""
+        return {
+            "model_type": attention_only.KINDS[0],
+            **{"side": self.side, "channels": self.channels, "patch": self.patch},
+            **{name: self.given.model[name] for name in ("d", "heads", "layers")},
+            "id2label": {str(i): label for i, label in enumerate(self.data.labels)},
+        }
+
+    def _vit(self) -> dict[str, Any]:
+        """``config.json`` of a ViT."""
+        sizes, labels = self.given.model, self.data.labels
+        return {
             "model_type": "vit",
             "architectures": ["ViTForImageClassification"],
             "image_size": self.side,
             "patch_size": self.patch,
             "num_channels": self.channels,
-            "hidden_size": d,
-            "num_attention_heads": heads,
-            "num_hidden_layers": layers,
-            "intermediate_size": int(sizes["hidden"]),
+            "hidden_size": sizes["d"],
+            "num_attention_heads": sizes["heads"],
+            "num_hidden_layers": sizes["layers"],
+            "intermediate_size": sizes["hidden"],
             "hidden_act": "gelu",
             "layer_norm_eps": 1e-6,
             "hidden_dropout_prob": 0.0,
@@ -118,10 +133,6 @@ class DigitsTask(Task):
             "id2label": {str(i): label for i, label in enumerate(labels)},
             "label2id": {label: i for i, label in enumerate(labels)},
         }
-        model = create(config, beside={"preprocessor_config.json": self._preprocessor()}, std=0.05)
-        assert isinstance(model, ImageModel)
-        model.images = Preprocessor(Config(json.loads(self._preprocessor())), (self.side, self.side), self.channels)
-        return model
 
     def _preprocessor(self) -> bytes:
         """How a picture becomes what the model was trained on: ``(byte / 255 − 1/2) / (1/2)``."""
@@ -152,7 +163,7 @@ class DigitsTask(Task):
         return {"images": self._moved(images, drawn(self.given.seed, MOVED, step)), "labels": labels}
 
     def _taken(self, which: Tensor) -> tuple[Tensor, Tensor]:
-        return self.held.pixels[which].float() / 255 * 2 - 1, self.held.classes[which]
+        return self.data.pixels[which].float() / 255 * 2 - 1, self.data.classes[which]
 
     def _moved(self, images: Tensor, draw: torch.Generator) -> Tensor:
         """Each picture shifted, turned and zoomed by its own numbers; edges go on outside."""
@@ -174,11 +185,8 @@ class DigitsTask(Task):
         return summed(model(batch["images"]), batch["labels"])
 
     def checks(self) -> Sequence[Batch]:
-        batches = []
-        for which in self.held.held_out.nonzero().squeeze(-1).split(256):
-            images, labels = self._taken(which)
-            batches.append({"images": images, "labels": labels})
-        return batches
+        images, labels = self._taken(self.data.held_out.nonzero().squeeze(-1))
+        return in_parts({"images": images, "labels": labels})
 
     def check(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         logits = model(batch["images"])
@@ -196,10 +204,3 @@ class DigitsTask(Task):
     @property
     def grid(self) -> tuple[int, int]:
         return self.side // self.patch, self.side // self.patch
-
-    def save(self, model: nn.Module, folder: Path) -> None:
-        """A ViT as ``transformers`` writes one; attention alone as ``AttentionOnly.load`` reads it."""
-        if isinstance(model, AttentionOnly):
-            model.save(folder, {"preprocessor_config.json": self._preprocessor()})
-        else:
-            super().save(model, folder)

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from regard.config import Config, read_json
-from regard.files import renamed
+from regard.files import renamed, save_tensors
 from regard.models.images import Preprocessor
 
 __all__ = ["Pictures", "digits", "folder", "read", "write"]
@@ -66,7 +66,7 @@ def folder(path: Path, side: int, channels: int) -> Pictures:
         (number, file)
         for number, label in enumerate(labels)
         for file in sorted((path / label).iterdir())
-        if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
+        if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
     ]
     if len(files) * channels * side * side > CELLS:
         raise ValueError(f"{path} has {len(files):,} pictures, over 1 GiB at data.size={side}; give a smaller size")
@@ -92,7 +92,7 @@ def write(pictures: Pictures, where: Path) -> None:
     where.mkdir(parents=True, exist_ok=True)
     with renamed(where / "pictures.safetensors") as temporary:
         tensors = {"pixels": pictures.pixels, "classes": pictures.classes, "held_out": pictures.held_out}
-        save_file(tensors, temporary)
+        save_tensors(tensors, temporary)
     with renamed(where / "classes.json") as temporary:
         temporary.write_text(json.dumps({"labels": pictures.labels}, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -12,7 +12,22 @@ from torch import Tensor, nn
 from regard.models import Model, create
 from regard.training.recipe import Recipe
 from regard.training.task import Batch, Task, drawn
-from regard.training.tasks.common import BEGIN, NOTHING, SPECIAL, llama, repeated, summed, words
+from regard.training.tasks.common import (
+    BEGIN,
+    LONGEST,
+    NOTHING,
+    NUMBERS,
+    SPECIAL,
+    VOCABULARY,
+    check_batch,
+    check_sizes,
+    in_parts,
+    llama,
+    repeated,
+    summed,
+    whole,
+    words,
+)
 from regard.watching.probes import Probe
 
 __all__ = ["RepeatsTask"]
@@ -48,14 +63,21 @@ class RepeatsTask(Task):
 
     def __init__(self, recipe: Recipe, prepared: Path | None = None) -> None:
         super().__init__(recipe, prepared)
-        data = {name: int(value) for name, value in recipe.data.items()}
-        self.n, self.ordinary, self.shortest = data["tokens"], data["vocabulary"], data["shortest"]
-        if not 2 <= self.shortest <= self.n // 2:
+        self.n = whole(recipe, "data.tokens", 4, LONGEST)
+        self.ordinary = whole(recipe, "data.vocabulary", 1, VOCABULARY)
+        self.shortest = whole(recipe, "data.shortest", 2, LONGEST)
+        self.checked = whole(recipe, "data.checks")
+        if self.shortest > self.n // 2:
             raise ValueError(f"data.shortest is {self.shortest}; a block has 2 … {self.n // 2} tokens, half the text")
         if self.ordinary < self.n:
             raise ValueError(f"data.vocabulary is {self.ordinary}; {self.n} different tokens are needed")
-        if data["checks"] < 1:
-            raise ValueError(f"data.checks is {data['checks']}; at least 1 held-out text is needed")
+        if self.checked * self.ordinary > NUMBERS:  # a text is the beginning of a shuffle of all tokens
+            raise ValueError(
+                f"data.checks is {self.checked:,} and data.vocabulary {self.ordinary:,}; their product must be at most "
+                f"{NUMBERS:,}"
+            )
+        check_batch(recipe, self.ordinary, "a shuffle of data.vocabulary")
+        check_sizes(recipe, 2 * (self.ordinary + len(SPECIAL)), rotary=True)
 
     def model(self) -> Model:
         vocabulary = (*SPECIAL, *(f"t{i}" for i in range(self.ordinary)))
@@ -97,8 +119,7 @@ class RepeatsTask(Task):
 
     def checks(self) -> Sequence[Batch]:
         # The same for every seed of a recipe, so that scores of several seeds compare.
-        whole = self.texts(drawn(0, CHECK), int(self.given.data["checks"]))
-        return [{name: x[at : at + 128] for name, x in whole.items()} for at in range(0, len(whole["ids"]), 128)]
+        return in_parts(self.texts(drawn(0, CHECK), self.checked), 128)
 
     def check(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         targets, copied = batch["ids"][:, 1:], batch["copied"][:, 1:]

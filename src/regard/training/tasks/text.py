@@ -12,17 +12,29 @@ from typing import ClassVar
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 
-from regard.files import renamed
+from regard.files import renamed, save_tensors
 from regard.models import Model, create
 from regard.models.text import Bytes, Text
+from regard.nn import MultiHeadAttention
 from regard.training import corpus, ngrams
 from regard.training.recipe import Recipe
 from regard.training.task import Batch, Task, drawn
-from regard.training.tasks.common import NOTHING, llama, summed
+from regard.training.tasks.common import (
+    LONGEST,
+    NOTHING,
+    VOCABULARY,
+    check_batch,
+    check_sizes,
+    in_parts,
+    llama,
+    own_path,
+    summed,
+    whole,
+)
 from regard.watching.probes import Probe, Reader, natural, repeated
 
 __all__ = ["END", "TextTask"]
@@ -63,23 +75,33 @@ class TextTask(Task):
     about: ClassVar[str] = "English (Python's documentation, or your own text): a small Llama over subwords"
     recipe: ClassVar[Recipe] = Recipe(
         task="text",
-        steps=2000,
-        batch=8,
-        rate=2e-3,
+        steps=1500,
+        batch=16,
+        rate=3e-3,
         warmup=100,
         evaluate=200,
         save=200,
-        model={"d": 160, "heads": 5, "layers": 4, "hidden": 432, "tied": True, "bias": False, "dropout": 0.0},
-        data={"path": "", "vocabulary": 2048, "window": 256, "held": 0.1, "bytes": 1.0},
+        model={
+            "d": 160,
+            "heads": 5,
+            "layers": 4,
+            "hidden": 432,
+            "tied": True,
+            "bias": True,
+            "theta": 100.0,
+            "dropout": 0.0,
+        },
+        data={"path": "", "vocabulary": 1024, "window": 256, "held": 0.1, "bytes": 1.0},
     )
     score: ClassVar[str] = "bits per byte"
     higher: ClassVar[bool] = False
 
     def __init__(self, recipe: Recipe, prepared: Path | None = None) -> None:
         super().__init__(recipe, prepared)
-        self.n = int(recipe.data["window"])
-        if self.n < 8:
-            raise ValueError(f"data.window is {self.n}; it must be a whole number ≥ 8")
+        self.n = whole(recipe, "data.window", 8, LONGEST)
+        vocabulary = whole(recipe, "data.vocabulary", 2, VOCABULARY)
+        check_batch(recipe, self.n, "tokens")
+        check_sizes(recipe, vocabulary * (1 if recipe.model["tied"] else 2), rotary=True)
         self._opened: _Data | None = None
 
     def prepare(self) -> None:
@@ -114,10 +136,17 @@ class TextTask(Task):
         config = {
             **{k: v for k, v in llama(sizes, data.vocabulary, self.n).items() if not k.endswith("token_id")},
             **{"tie_word_embeddings": sizes["tied"], "attention_dropout": sizes["dropout"]},
-            "attention_bias": sizes["bias"],
+            **{"attention_bias": sizes["bias"], "rope_theta": sizes["theta"]},
             **ends,
         }
-        return create(config, beside=_beside(data.tokenizer, self.n), std=0.05)
+        model = create(config, beside=_beside(data.tokenizer, self.n), std=0.05)
+        for module in model.modules():
+            if isinstance(module, MultiHeadAttention) and module.q_proj.bias is not None:
+                # A head that goes by position alone needs something to turn that no token changes: biases. If those
+                # of q and k both began at 0, neither would have a gradient through the other.
+                for projection in (module.q_proj, module.k_proj):
+                    nn.init.normal_(projection.bias)
+        return model
 
     def batch(self, step: int) -> Batch:
         """Every window once an epoch, in an order and from a first token that are drawn anew for each."""
@@ -150,8 +179,7 @@ class TextTask(Task):
         starts = torch.tensor([*range(0, last - self.n, self.n // 2), last - self.n])
         before = torch.cat([torch.zeros(1, dtype=torch.int64), starts[:-1] + self.n])  # what is counted already
         counted = starts.unsqueeze(-1) + torch.arange(self.n) >= before.unsqueeze(-1)
-        whole = {"ids": self._windows(self.data.held, starts), "counted": counted}
-        return [{k: x[at : at + CHECKED] for k, x in whole.items()} for at in range(0, len(starts), CHECKED)]
+        return in_parts({"ids": self._windows(self.data.held, starts), "counted": counted}, CHECKED)
 
     def check(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         targets = batch["ids"][:, 1:].masked_fill(~batch["counted"], NOTHING)
@@ -186,12 +214,11 @@ class TextTask(Task):
 
 def _made(recipe: Recipe) -> _Data:
     told, share, vocabulary = recipe.data["path"], float(recipe.data["held"]), int(recipe.data["vocabulary"])
-    path = Path(str(told)).expanduser()
+    path = own_path("data.path", told)
     if told and corpus.is_tokens(path):
-        if vocabulary < 2 or not 0 < float(recipe.data["bytes"]) < math.inf:
+        if not 0 < float(recipe.data["bytes"]) < math.inf:
             raise ValueError(
-                f"data.vocabulary is {vocabulary} and data.bytes {recipe.data['bytes']}; of a token array they are how "
-                "many ids there are, 2 or more, and how many bytes one stands for"
+                f"data.bytes is {recipe.data['bytes']}; of a token array it is how many bytes an id stands for, above 0"
             )
         parts = corpus.split(corpus.own_tokens(path, vocabulary), share)
         train, held = (torch.from_numpy(np.concatenate([x.ids for x in part]).astype(np.int32)) for part in parts)
@@ -204,7 +231,7 @@ def _made(recipe: Recipe) -> _Data:
     tokenizer = _learned(texts, vocabulary)
     size = float(sum(len(text.encode()) for text in kept))
     content = tokenizer.to_str().encode()
-    # In a text the six words of END are words.
+    # A text that says "<|endoftext|>" means these characters: they are read as such, and no document ends there.
     tokenizer.encode_special_tokens = True
     return _Data(_stream(tokenizer, texts), _stream(tokenizer, kept), size, tokenizer.get_vocab_size(), content)
 
@@ -251,7 +278,7 @@ def _write(data: _Data, folder: Path) -> None:
             temporary.write_bytes(data.tokenizer)
     numbers = {"size": torch.tensor(data.size, dtype=torch.float64), "vocabulary": torch.tensor(data.vocabulary)}
     with renamed(folder / "tokens.safetensors") as temporary:  # last: where it stands all is there
-        save_file({"train": data.train, "held": data.held, **numbers}, temporary)
+        save_tensors({"train": data.train, "held": data.held, **numbers}, temporary)
 
 
 def _read(folder: Path) -> _Data:
