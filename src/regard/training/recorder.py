@@ -53,7 +53,7 @@ class Recorder:
     - ``share``: a record waits as long as it would bring the time spent on recording above this share of the time
       since the first call, and is taken at the first later step where it fits; None or 1 never waits.
     - ``total``: how many steps there will be, where that is known. Then early records need not wait: the share is of
-      the time that all steps will take, dealt out evenly over the logarithm of the step.
+      the time that all steps will take, dealt out evenly over the records.
     - ``map=g`` cells a side of pooled maps, ``profile=r`` offsets to either side.
     - ``group``: under torch.distributed every process runs its share of the probes, sums are added up, and the first
       one writes; all make the same calls.
@@ -182,7 +182,17 @@ class Recorder:
             return self.limit * (self._elapsed() + self._cost)
         learning = self._fastest * self.total  # seconds that the whole training will take at least
         whole = self.limit / (1 - self.limit) * learning - self._cost  # the last record is taken whatever it costs
-        return whole * math.log1p(step) / math.log1p(self.total)
+        return whole * self._part(step)
+
+    def _part(self, step: int) -> float:
+        """The part of all records that is due until a step."""
+        assert self.total is not None
+        if self._steps is None:
+            return math.log1p(step) / math.log1p(self.total)
+        if callable(self._steps):
+            return step / self.total
+        many = bisect_right(self._steps, self.total)
+        return bisect_right(self._steps, step) / many if many else 1.0
 
     def _elapsed(self) -> float:
         return self._before + (0.0 if self._start is None else perf_counter() - self._start)

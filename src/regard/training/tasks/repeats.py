@@ -134,9 +134,9 @@ class RepeatsTask(Task):
         return {"loss": sums["loss"] / sums["copied"], "accuracy": sums["right"] / sums["copied"]}
 
     def probes(self) -> Sequence[Probe]:
-        natural = self.texts(drawn(0, CHECK), 8)["ids"]
+        natural = self.texts(drawn(0, CHECK), 4)["ids"]
         vocabulary = len(SPECIAL) + self.ordinary
         return [
             Probe("natural", natural, torch.arange(self.n + 1) == 0),
-            *repeated(vocabulary, self.n // 3, 3, 4),
+            *repeated(vocabulary, self.n // 3, 3, 2),
         ]
