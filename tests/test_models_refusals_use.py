@@ -187,7 +187,7 @@ def test_nothing_half_written(error: BaseException, gpt2: Path, tmp_path: Path, 
         Path(file).write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr("regard.models.folder.save_file", fails)
+    monkeypatch.setattr("regard.models.folder.save_tensors", fails)
     for folder in (gpt2, tmp_path / "new"):
         with pytest.raises(type(error)):
             model.save(folder)

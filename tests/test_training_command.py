@@ -46,7 +46,7 @@ def test_a_task_is_trained_told_and_looked_at(monkeypatch: Patch, capsys: Captur
 
 
 def test_the_recipe_is_printed_and_taken_back(monkeypatch: Patch, capsys: Captured, tmp_path: Path) -> None:
-    code, out, _ = command(monkeypatch, capsys, "train", "dates", "--recipe", "--set", "steps=7")
+    code, out, _ = command(monkeypatch, capsys, "train", "dates", "--recipe", "--set", "steps=7", "--set", "warmup=2")
     assert code == 0 and 'task = "dates"' in out and "steps = 7" in out
     file = tmp_path / "dates.toml"
     file.write_text(out)

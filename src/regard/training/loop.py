@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -236,8 +236,11 @@ class Loop:
         metrics = Metrics(self.path, self.state.step)
         try:
             yield metrics
-        finally:
-            metrics.close()
+        except BaseException:
+            with suppress(OSError):  # what went wrong first is what is told
+                metrics.close()
+            raise
+        metrics.close()
 
 
 class _Silent:
