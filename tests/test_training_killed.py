@@ -9,7 +9,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,20 +23,20 @@ from regard.training.train import train
 
 WORKER = Path(tiny_task.__file__)
 SHORT = QUICK | {"steps": 60}
-Run = Callable[[Path, float | None], int]
+Run = Callable[[Path, tuple[int, float] | None], int]
 
 
 @pytest.fixture(scope="module")
 def forked() -> Iterator[Run]:
-    """Runs in children of one process that has torch already; killed with −9 after some seconds, or let be."""
+    """Runs in children of one process that has torch already; killed with −9 at some moment, or let be."""
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, WORKER, "fork"]
     with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
 
-        def run(folder: Path, seconds: float | None) -> int:
+        def run(folder: Path, moment: tuple[int, float] | None) -> int:
             assert process.stdin is not None and process.stdout is not None
-            process.stdin.write(json.dumps([str(folder), SHORT, seconds]) + "\n")
+            process.stdin.write(json.dumps([str(folder), SHORT, moment]) + "\n")
             process.stdin.flush()
             return int(process.stdout.readline())
 
@@ -47,21 +46,20 @@ def forked() -> Iterator[Run]:
 
 def killed_and_resumed(forked: Run, tmp_path: Path, times: int) -> list[str]:
     """Kill a run at random moments, each time a new one, and go on with it; says where each was."""
-    start = time.monotonic()
     assert forked(tmp_path / "whole", None) == 0
-    whole = time.monotonic() - start
     draw, wanted = random.Random(times), digest(tmp_path / "whole")
     places = []
     for k in range(times):
         folder = tmp_path / str(k)
-        code = forked(folder, draw.uniform(0.05, 0.95) * whole)
+        # Within the next two steps or so after a step: while it learns, evaluates, records or saves.
+        code = forked(folder, (draw.randrange(60), draw.uniform(0, 0.04)))
         steps = Checkpoints(folder / "checkpoints").steps()
         places.append(f"{code} after {steps[-1] if steps else None}")
         assert forked(folder, None) == 0
         assert digest(folder) == wanted, places
         assert [x["step"] for x in read_metrics(folder / "metrics.jsonl") if "held_out" not in x] == list(range(1, 61))
         assert not list(folder.rglob(".writing*"))
-    assert sum(place.startswith("-9") for place in places) > times // 2, places
+    assert sum(place.startswith("-9") for place in places) >= times - 2, places  # the last steps may be over before
     return places
 
 

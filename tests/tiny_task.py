@@ -2,8 +2,8 @@
 
 python tiny_task.py RUNS                trains [[folder, changes], …] given as JSON, one after the other
 python tiny_task.py slow FOLDER         trains there, and takes longer to prepare than processes wait for each other
-python tiny_task.py fork                reads lines of JSON [folder, changes, kill after seconds or null], and answers
-                                        each with a line: a process that has torch already forks one run a line
+python tiny_task.py fork                reads lines of JSON [folder, changes, [step, seconds after it] or null], and
+                                        answers each with a line: a process that has torch already forks one run a line
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from torch.nn import functional as F
 from regard import models
 from regard.training import processes
 from regard.training.checkpoints import Checkpoints
+from regard.training.loop import Listener
 from regard.training.recipe import Recipe
 from regard.training.task import Batch, Task, drawn
 from regard.training.train import train
@@ -107,23 +107,38 @@ def digest(folder: str | Path) -> str:
     return whole.hexdigest()
 
 
-def _forked(folder: str, changes: dict[str, Any], seconds: float | None) -> int:
-    """One run in a child, killed with −9 after some seconds; its exit code, negative for a signal."""
+class Telling(Listener):
+    """Says each step to whoever reads the other end of a pipe, as soon as it is done."""
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe = pipe
+
+    def learned(self, step: int, numbers: dict[str, float]) -> None:
+        os.write(self.pipe, b"x")
+
+
+def _forked(folder: str, changes: dict[str, Any], moment: tuple[int, float] | None) -> int:
+    """One run in a child, killed with −9 some seconds after a step; its exit code, negative for a signal."""
+    reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
         code = 1
         try:
             torch.set_num_threads(1)
-            train(Tiny, folder, changes)
+            train(Tiny, folder, changes, listener=Telling(writes))
             code = 0
         finally:
             os._exit(code)
-    timer = None if seconds is None else threading.Timer(seconds, os.kill, (child, signal.SIGKILL))
-    if timer is not None:
-        timer.start()
+    os.close(writes)
+    if moment is not None:
+        for _ in range(moment[0]):
+            os.read(reads, 1)
+        time.sleep(moment[1])
+        os.kill(child, signal.SIGKILL)
+    while os.read(reads, 4096):  # a pipe that is full would stop the child
+        pass
+    os.close(reads)
     _, status = os.waitpid(child, 0)
-    if timer is not None:
-        timer.cancel()
     return os.waitstatus_to_exitcode(status)
 
 
