@@ -9,6 +9,7 @@ import json
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from regard.nn import Decoder
+from regard.training import records
 from regard.training.recorder import Recorder
 from regard.watching.probes import Probe
 
@@ -40,6 +42,18 @@ def probes() -> list[Probe]:
         Probe("repeated", different[:, :8].repeat(1, 3), special, 8),
         Probe("random", different[:1], special, 8),
     ]
+
+
+def short(folder: Path, **options: Any) -> Recorder:
+    return Recorder(model(), folder, probes=probes()[:1], map=4, profile=2, **options)
+
+
+def steps(folder: Path) -> list[int]:
+    return list(records.files(folder))
+
+
+def record(folder: Path, step: int = 0) -> records.Record:
+    return records.read(records.files(folder)[step])
 
 
 def main(rank: int, ranks: int, store: str, folder: Path) -> None:

@@ -2,52 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Callable
 from datetime import date, datetime
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from small_tasks import SMALL, fresh, made
 
 import regard
 from regard.models import load
-from regard.training import records
 from regard.training.agreement_heads import carriers
 from regard.training.recipe import Recipe
-from regard.training.task import Batch, Task
-from regard.training.tasks import TASKS, pictures, text
+from regard.training.task import Batch
+from regard.training.tasks import TASKS
 from regard.training.tasks import agreement as grammar
 from regard.training.tasks import dates as written
 from regard.training.tasks.agreement import AgreementTask
 from regard.training.tasks.common import END, PAD, SPECIAL
 from regard.training.tasks.written_dates import FIRST, FORMS, LAST, cardinal, held_out, spaced, year
 from regard.watching.heads import _scored
-
-SMALL = {
-    "agreement": {"batch": 12, "data.checks": 40},
-    "repeats": {"batch": 12, "data.checks": 40},
-    "dates": {"batch": 12, "data.checks": 40},
-    "digits": {"batch": 12},
-    "digits of attention": {"batch": 12, "model.kind": "attention"},
-}
-
-
-def made(name: str, **changes: object) -> Task:
-    kind = TASKS[name.split()[0]]
-    task = kind(kind.recipe.changed({**SMALL[name], **changes}))
-    task.prepare()
-    task.open()
-    return task
-
-
-def fresh(task: Task) -> torch.nn.Module:
-    torch.manual_seed(0)
-    return task.model().eval()
 
 
 def same(a: Batch, b: Batch) -> bool:
@@ -368,156 +342,6 @@ def test_one_pass_tells_what_greedy_writing_writes() -> None:
         found.append(right)
         assert right == sum(row == target for row, target in zip(ids, asked["target"].tolist(), strict=True))
     assert found == [1.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("agreement", {"data.checks": 0}, "data.checks is 0; it must be a whole number from 1 to 65,536"),
-        ("repeats", {"data.shortest": 33}, "data.shortest is 33; a block has 2 … 32 tokens"),
-        ("repeats", {"data.vocabulary": 63}, "data.vocabulary is 63; 64 different tokens"),
-        ("repeats", {"data.checks": 0}, "data.checks is 0"),
-        ("dates", {"data.checks": 0}, "data.checks is 0"),
-        ("repeats", {"data.shortest": 1}, "data.shortest is 1"),
-        ("repeats", {"data.vocabulary": 10**13}, "data.vocabulary is 10000000000000; it must be a whole number from 1"),
-        ("repeats", {"data.tokens": 10**9}, "data.tokens is 1000000000"),
-        ("repeats", {"data.vocabulary": 2**20, "data.checks": 9, "model.d": 1024}, "2e+09 parameters; at most 1e+09"),
-        ("repeats", {"data.vocabulary": 2**20, "batch": 1024}, "batch is 1,024, of 1,048,576 numbers each (a shuffle"),
-        ("repeats", {"data.vocabulary": 2**20, "data.checks": 65}, "data.checks is 65 and data.vocabulary 1,048,576"),
-        ("agreement", {"batch": 10**12}, "batch is 1,000,000,000,000, of 29 numbers each"),
-        ("dates", {"batch": 10**12}, "batch is 1,000,000,000,000, of 75 numbers each"),
-        ("agreement", {"model.heads": 64}, "a head has 1 features; rotary positions turn them in pairs"),
-        ("agreement", {"data.checks": 10**40}, "data.checks is a number of over 30 digits"),
-        ("digits", {"data.folder": "nowhere", "data.size": 2**13}, "data.size is 8192; it must be a whole number"),
-        ("digits", {"data.folder": "nowhere", "data.size": 2**12}, "batch is 12, of 16,777,216 numbers each (pixels)"),
-        (
-            "digits",
-            {"data.folder": "~nobody-of-that-name/x"},
-            "data.folder is ~nobody-of-that-name/x; there is no such",
-        ),
-        ("digits", {"model.kind": "mlp"}, "model.kind is 'mlp'; it must be vit or attention"),
-        ("digits", {"data.size": 16}, "data.size is 16 and data.channels 1; digits have 8 and 1"),
-        ("digits", {"model.patch": 3}, "model.patch is 3; it must divide data.size, which is 8"),
-        ("digits", {"data.folder": "nowhere", "data.channels": 2}, "data.channels is 2"),
-        ("digits", {"data.folder": "nowhere"}, "nowhere, which is no folder"),
-        ("digits", {"data.zoom": 1.0}, "data.zoom is 1; it must be ≥ 0 and < 1"),
-    ],
-)
-def test_what_is_wrong_is_said_in_a_line(name: str, changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)) as error:
-        task = made(name, **changes)
-        task.model()
-        task.checks()
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("name", [*SMALL, "text"])
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model.heads": 3}, r"model\.heads is 3; it must divide model\.d, which is (64|160)"),
-        ({"model.heads": 0}, r"model\.heads is 0; it must be a whole number from 1 to"),
-        ({"model.d": 0}, r"model\.d is 0; it must be a whole number from 1 to"),
-        ({"model.d": -64}, r"model\.d is -64"),
-        ({"model.d": 10**9}, r"model\.d is 1000000000; it must be a whole number from 1 to 1,048,576"),
-        ({"model.d": 2**20, "model.heads": 2}, r"model\.d=1048576, model\.layers=\d.* make about \de\+\d+ parameters"),
-        ({"model.layers": 0}, r"model\.layers is 0; it must be a whole number from 1 to 1,024"),
-        ({"model.layers": 10**6}, r"model\.layers is 1000000"),
-    ],
-)
-def test_sizes_that_no_model_has_are_named_as_they_are_set(name: str, changes: dict[str, int], message: str) -> None:
-    """Before anything is built, and before data is prepared."""
-    kind = TASKS[name.split()[0]]
-    recipe = kind.recipe.changed({**SMALL.get(name, {}), **changes})
-    with pytest.raises(ValueError, match=message) as error:
-        kind(recipe)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("name", [*SMALL, "text"])
-def test_hidden_is_asked_for_where_there_is_a_feed_forward_network(name: str) -> None:
-    kind = TASKS[name.split()[0]]
-    recipe = kind.recipe.changed({**SMALL.get(name, {}), "model.hidden": 0})
-    if name == "digits of attention":
-        kind(recipe)
-        return
-    with pytest.raises(ValueError, match=r"model\.hidden is 0; it must be a whole number from 1 to"):
-        kind(recipe)
-
-
-def test_sizes_that_are_large_but_possible_are_taken() -> None:
-    kind = TASKS["text"]
-    large = {"model.d": 1024, "model.heads": 16, "model.layers": 24, "model.hidden": 4096, "data.vocabulary": 50_000}
-    kind(kind.recipe.changed({**large, "data.window": 2048}))
-
-
-def kept(folder: Path, **changes: object) -> Path:
-    """A record of two heads, with some of what its header says changed."""
-    place = records.Place("blocks.0.attention", (0, 1), 5, 5, False)
-    tensors = {"means": torch.zeros(2, 7), "map": torch.zeros(2, 3, 3), "profile": torch.zeros(2, 5)}
-    seconds = {"cost": 0.5, "spent": 1, "elapsed": 2.0}
-    file = records.write(folder, records.Record(1, "Toy", (place,), tensors, {}, seconds, (2, 3)))
-    with safe_open(file, framework="pt") as opened:
-        told = json.loads(opened.metadata()["regard"])
-    told |= changes
-    save_file(tensors, file, metadata={"regard": json.dumps(told)})
-    return file
-
-
-def test_a_record_is_whole_or_said_not_to_be(tmp_path: Path) -> None:
-    whole = records.read(kept(tmp_path))
-    assert whole.seconds == {"cost": 0.5, "spent": 1.0, "elapsed": 2.0}
-    assert whole.grid == (2, 3)
-    assert records.read(kept(tmp_path, grid=None)).grid is None
-    place = {"path": "a", "heads": [0, 1], "n": 5, "m": 5, "cross": False}
-    wrong: list[dict[str, object]] = [
-        *({"seconds": {"cost": x, "spent": 1, "elapsed": 2}} for x in (math.inf, math.nan, 10**400, -1, "1", True)),
-        *({"seconds": x} for x in ({}, 3, None, [])),
-        *({"grid": x} for x in (3, "23", [2], [2, 0], [2.0, 3.0], [1, 2, 3], [True, 1], {"2": 3}, [10**30, 1], [])),
-        *(
-            {"places": [place | x]}
-            for x in ({"cross": 1}, {"cross": "no"}, {"n": 1e400}, {"heads": 2}, {"heads": "01"})
-        ),
-        *({"places": x} for x in (3, [3], [[]], {})),
-    ]
-    for changes in wrong:
-        with pytest.raises(ValueError, match="is no whole record of heads") as error:
-            records.read(kept(tmp_path, **changes))
-        assert "\n" not in str(error.value)
-
-
-def test_a_folder_with_a_record_s_name_is_none(tmp_path: Path) -> None:
-    file = kept(tmp_path)
-    (tmp_path / "step-00000002.safetensors").mkdir()
-    (tmp_path / ".step-00000003.safetensors.half").mkdir()
-    assert records.files(tmp_path) == {1: file}
-    records.clear(tmp_path, 0)
-    assert sorted(x.name for x in tmp_path.iterdir()) == [
-        *(".step-00000003.safetensors.half", "step-00000002.safetensors")
-    ]
-    with pytest.raises(ValueError, match="no whole record of heads: it is no file"):
-        records.read(tmp_path / "step-00000002.safetensors")
-
-
-def test_a_disk_that_takes_no_more_is_an_error_of_the_system(tmp_path: Path) -> None:
-    """As of any other file: safetensors has an error of its own, which nobody expects of writing."""
-    resource = pytest.importorskip("resource")
-    read = pictures.Pictures(torch.zeros(9, 1, 2, 2), torch.zeros(9), torch.zeros(9), ["a"])
-    ids = text._Data(torch.zeros(9), torch.zeros(9), 9.0, 2, None)
-    wanted: list[tuple[str, Callable[[Path], object]]] = [
-        ("records", kept),
-        ("pictures", lambda folder: pictures.write(read, folder)),
-        ("text", lambda folder: text._write(ids, folder)),
-    ]
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for name, write in wanted:
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
-            with pytest.raises(OSError, match="File too large"):
-                write(tmp_path / name)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        assert list((tmp_path / name).iterdir()) == []
 
 
 def test_the_registry_names_every_task() -> None:

@@ -413,7 +413,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(tmp_path: Path, file: Path) 
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes, so that no file can be one")
 def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
     for name in ("pipe.txt", "pipe.npy", "pipe.safetensors"):
         os.mkfifo(tmp_path / name)

@@ -10,10 +10,9 @@ from regard.models.image_model import ImageModel
 from regard.models.keys import Key, Stored, Table
 from regard.nn import LayerNorm, MultiHeadAttention
 from regard.nn.stack import Observations
+from regard.nn.vit import cut_patches
 from regard.observables import Observation, Observe
 from regard.positions import Learned
-from regard.positions.common import check_dtype
-from regard.shapes import check_tensor
 
 __all__ = ["KINDS", "TABLE", "AttentionOnly", "build"]
 
@@ -78,14 +77,7 @@ class _Vision(nn.Module):
 
     def patch_tokens(self, images: Tensor) -> Tensor:
         """``images [B, C, side, side] → [B, N, D]``: patches row by row; no positions."""
-        check_tensor("images", images)
-        expected = (self.channels, *self.image)
-        if images.ndim != 4 or tuple(images.shape[1:]) != expected:
-            raise ValueError(
-                f"images have shape {list(images.shape)}; this model takes [batch, {', '.join(map(str, expected))}]"
-            )
-        check_dtype("images", images, self.patches)
-        return self.patches(images).flatten(2).transpose(1, 2)
+        return cut_patches(images, self.patches, self.image)
 
 
 class AttentionOnly(ImageModel):

@@ -16,7 +16,7 @@ from regard.positions import AddedToInput, Learned
 from regard.positions.common import check_dtype
 from regard.shapes import check_tensor, integer
 
-__all__ = ["VisionTransformer"]
+__all__ = ["VisionTransformer", "cut_patches"]
 
 Size = int | tuple[int, int]
 
@@ -77,14 +77,7 @@ class VisionTransformer(nn.Module):
 
     def patch_tokens(self, images: Tensor) -> Tensor:
         """``images [B, C, height, width] → [B, N + 1, D]``: the class token, then patches row by row; no positions."""
-        check_tensor("images", images)
-        expected = (self.channels, *self.image)
-        if images.ndim != 4 or tuple(images.shape[1:]) != expected:
-            raise ValueError(
-                f"images have shape {list(images.shape)}; this model takes [batch, {', '.join(map(str, expected))}]"
-            )
-        check_dtype("images", images, self.patches)
-        x_BND = self.patches(images).flatten(2).transpose(1, 2)
+        x_BND = cut_patches(images, self.patches, self.image)
         first = self.class_token.expand(x_BND.shape[0], 1, self.d)
         return torch.cat([first, x_BND], dim=1)
 
@@ -105,6 +98,18 @@ class VisionTransformer(nn.Module):
         nn.init.zeros_(head.weight)  # type: ignore[arg-type]
         self.head = head.train(self.training)
         return self
+
+
+def cut_patches(images: Tensor, patches: nn.Conv2d, image: tuple[int, int]) -> Tensor:
+    """``images [B, C, height, width] → [B, N, D]``: E as a convolution, patches row by row; other sizes are refused."""
+    check_tensor("images", images)
+    expected = (patches.in_channels, *image)
+    if images.ndim != 4 or tuple(images.shape[1:]) != expected:
+        raise ValueError(
+            f"images have shape {list(images.shape)}; this model takes [batch, {', '.join(map(str, expected))}]"
+        )
+    check_dtype("images", images, patches)
+    return patches(images).flatten(2).transpose(1, 2)
 
 
 def _head(d: int, classes: int, kind: str) -> nn.Module:
