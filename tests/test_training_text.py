@@ -23,7 +23,7 @@ from regard.training.tasks.text import END, TextTask
 SAID = "the head of a token looks at what came before it and gives more weight to one key than another"
 SMALL = {
     **{"batch": 4, "model.d": 32, "model.heads": 2, "model.layers": 2, "model.hidden": 48},
-    **{"data.vocabulary": 300, "data.window": 64},
+    **{"data.vocabulary": 300, "data.window": 64, "data.opening": 0.0, "data.quoted": 0.0},
 }
 
 

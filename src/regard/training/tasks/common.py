@@ -19,8 +19,8 @@ from regard.watching.probes import Probe
 
 __all__ = [
     *("BEGIN", "END", "LONGEST", "NOTHING", "NUMBERS", "PAD", "SPECIAL", "UNKNOWN", "VOCABULARY"),
-    *("characters", "check_batch", "check_sizes", "in_parts", "llama", "own_path", "repeated", "summed", "whole"),
-    *("words",),
+    *("characters", "check_batch", "check_sizes", "in_parts", "llama", "own_path", "repeated", "share", "summed"),
+    *("whole", "words"),
 ]
 
 # What is larger than these is refused before anything is built: it would end in no memory, or never.
@@ -42,6 +42,14 @@ def whole(recipe: Recipe, name: str, least: int = 1, most: int = CHECKS) -> int:
     if type(value) is not int or not least <= value <= most:
         said = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a number of over 30 digits"
         raise ValueError(f"{name} is {said}; it must be a whole number from {least} to {most:,}")
+    return value
+
+
+def share(recipe: Recipe, name: str) -> float:
+    """What ``data.…`` of a recipe is, a number from 0 to 1."""
+    value = float(recipe.data[name.removeprefix("data.")])
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} is {value:g}; it must be a share from 0 to 1, e.g. 0.25")
     return value
 
 

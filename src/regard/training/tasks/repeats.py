@@ -28,6 +28,7 @@ from regard.training.tasks.common import (
     whole,
     words,
 )
+from regard.training.tasks.looking_back import said_again
 from regard.watching.probes import Probe
 
 __all__ = ["RepeatsTask"]
@@ -89,26 +90,10 @@ class RepeatsTask(Task):
 
     def texts(self, draw: torch.Generator, count: int) -> Batch:
         """``ids [count, n + 1]``, and which of them can be known, ``copied``."""
-        n = self.n
-        ids = torch.rand(count, self.ordinary, generator=draw).argsort(-1)[:, :n] + len(SPECIAL)
-
-        def between(low: Tensor | int, high: Tensor | int) -> Tensor:
-            """A whole number a text, from low to high."""
-            span = torch.as_tensor(high) - low + 1
-            return low + (torch.rand(count, generator=draw) * span).long()
-
-        block = between(self.shortest, n // 2)
-        start = between(0, n - 2 * block)
-        again = between(start + block, n - block)
-        at = torch.arange(n)
-        since = at - again.unsqueeze(-1)
-        inside = (since >= 0) & (since < block.unsqueeze(-1))
-        ids = ids.gather(1, torch.where(inside, start.unsqueeze(-1) + since, at))
+        different = torch.rand(count, self.ordinary, generator=draw).argsort(-1)[:, : self.n] + len(SPECIAL)
+        ids, copied = said_again(different, self.shortest, draw)
         first = torch.full((count, 1), BEGIN)
-        return {
-            "ids": torch.cat([first, ids], 1),
-            "copied": torch.cat([first < 0, inside & (since > 0)], 1),
-        }
+        return {"ids": torch.cat([first, ids], 1), "copied": torch.cat([first < 0, copied], 1)}
 
     def count(self, batch: Batch) -> int:
         return int(batch["copied"].sum())

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from regard.files import renamed, save_tensors
 from regard.models import Model, create
 from regard.models.text import Bytes, Text
-from regard.nn import MultiHeadAttention
 from regard.training import corpus, ngrams
 from regard.training.recipe import Recipe
 from regard.training.task import Batch, Task, drawn
@@ -32,18 +31,21 @@ from regard.training.tasks.common import (
     in_parts,
     llama,
     own_path,
+    share,
     summed,
     whole,
 )
+from regard.training.tasks.looking_back import begin_alike, said_again
 from regard.watching.probes import Probe, Reader, natural, repeated
 
 __all__ = ["END", "TextTask"]
 
 END = "<|endoftext|>"  # between documents, and before every window and every prompt; id 0
 BYTES = 256
-TRAIN = 0  # what is drawn
+TRAIN, AGAIN = 0, 1  # what is drawn
 CHECKED = 16  # held-out windows at once
 TEXTS, BLOCK, TIMES = 2, 48, 3  # of the probes, as an atlas asks
+SHORTEST = 8  # a passage that is said again has an eighth of the window at least
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,10 @@ class TextTask(Task):
     the tokenizer (byte-level BPE of ``data.vocabulary`` tokens) is learned from the others alone. Held-out windows
     overlap by half: every token is counted once, after n/2 others at least where that many stand before it.
 
+    Text that short runs can read brings no head to look up what followed before. So during the first ``data.opening``
+    of the steps windows are half as long, twice as many, and each says a passage of its own again, anywhere
+    (``looking_back``); after that ``data.quoted`` of the windows do. 0 and 0 leave the text as it is.
+
     An array brings no tokenizer: its ids lie below ``data.vocabulary``, and each stands for ``data.bytes`` bytes, 1
     unless said, so that bits per byte are bits per token.
     """
@@ -88,10 +94,18 @@ class TextTask(Task):
             "hidden": 432,
             "tied": True,
             "bias": True,
-            "theta": 100.0,
+            "theta": 10000.0,
             "dropout": 0.0,
         },
-        data={"path": "", "vocabulary": 1024, "window": 256, "held": 0.1, "bytes": 1.0},
+        data={
+            "path": "",
+            "vocabulary": 1024,
+            "window": 256,
+            "opening": 0.25,
+            "quoted": 0.25,
+            "held": 0.1,
+            "bytes": 1.0,
+        },
     )
     score: ClassVar[str] = "bits per byte"
     higher: ClassVar[bool] = False
@@ -100,6 +114,7 @@ class TextTask(Task):
         super().__init__(recipe, prepared)
         self.n = whole(recipe, "data.window", 8, LONGEST)
         vocabulary = whole(recipe, "data.vocabulary", 2, VOCABULARY)
+        self.opening, self.quoted = (share(recipe, f"data.{name}") for name in ("opening", "quoted"))
         check_batch(recipe, self.n, "tokens")
         check_sizes(recipe, vocabulary * (1 if recipe.model["tied"] else 2), rotary=True)
         self._opened: _Data | None = None
@@ -140,16 +155,14 @@ class TextTask(Task):
             **ends,
         }
         model = create(config, beside=_beside(data.tokenizer, self.n), std=0.05)
-        for module in model.modules():
-            if isinstance(module, MultiHeadAttention) and module.q_proj.bias is not None:
-                # A head that goes by position alone needs something to turn that no token changes: biases. If those
-                # of q and k both began at 0, neither would have a gradient through the other.
-                for projection in (module.q_proj, module.k_proj):
-                    nn.init.normal_(projection.bias)
+        begin_alike(model)
         return model
 
     def batch(self, step: int) -> Batch:
-        """Every window once an epoch, in an order and from a first token that are drawn anew for each."""
+        """Every window once an epoch, in an order and from a first token that are drawn anew for each.
+
+        In the opening each is cut in two, and in every half a passage is said again.
+        """
         last = len(self.data.train) - 1
         many = max(1, last // self.n - 1)
         wanted = torch.arange(step * self.given.batch, (step + 1) * self.given.batch)
@@ -159,11 +172,26 @@ class TextTask(Task):
             order = torch.randperm(many, generator=draw)
             first = torch.randint(min(self.n, last - many * self.n + 1), (), generator=draw)
             starts.append(first + self.n * order[wanted[wanted // many == epoch] % many])
-        return {"ids": self._windows(self.data.train, torch.cat(starts))}
+        return {"ids": self._said_again(step, torch.cat(starts))}
 
-    def _windows(self, ids: Tensor, starts: Tensor) -> Tensor:
+    def _said_again(self, step: int, starts: Tensor) -> Tensor:
+        """The windows that begin there, some or all of them with a passage that is said again."""
+        draw = drawn(self.given.seed, AGAIN, step)
+        if step < self.opening * self.given.steps:
+            n = self.n // 2
+            found = self._windows(self.data.train, torch.cat([starts, starts + n]), n)
+            chosen = torch.ones(len(found), dtype=torch.bool)
+        else:
+            n = self.n
+            found = self._windows(self.data.train, starts, n)
+            chosen = torch.rand(len(found), generator=draw) < self.quoted
+        again, _ = said_again(found[:, 1:], max(1, n // SHORTEST), draw)
+        found[:, 1:] = torch.where(chosen.unsqueeze(-1), again, found[:, 1:])
+        return found
+
+    def _windows(self, ids: Tensor, starts: Tensor, n: int) -> Tensor:
         """``[B, n + 1]``: the n tokens to predict stand at start + 1 …; before them stands ``<|endoftext|>``."""
-        found = ids[starts.unsqueeze(-1) + torch.arange(self.n + 1)].long()
+        found = ids[starts.unsqueeze(-1) + torch.arange(n + 1)].long()
         if self.end is not None:
             found[:, 0] = self.end  # one token that every window begins with: heads come to rest on it
         return found
@@ -179,7 +207,7 @@ class TextTask(Task):
         starts = torch.tensor([*range(0, last - self.n, self.n // 2), last - self.n])
         before = torch.cat([torch.zeros(1, dtype=torch.int64), starts[:-1] + self.n])  # what is counted already
         counted = starts.unsqueeze(-1) + torch.arange(self.n) >= before.unsqueeze(-1)
-        return in_parts({"ids": self._windows(self.data.held, starts), "counted": counted}, CHECKED)
+        return in_parts({"ids": self._windows(self.data.held, starts, self.n), "counted": counted}, CHECKED)
 
     def check(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         targets = batch["ids"][:, 1:].masked_fill(~batch["counted"], NOTHING)
@@ -213,21 +241,21 @@ class TextTask(Task):
 
 
 def _made(recipe: Recipe) -> _Data:
-    told, share, vocabulary = recipe.data["path"], float(recipe.data["held"]), int(recipe.data["vocabulary"])
+    told, held_out, vocabulary = recipe.data["path"], float(recipe.data["held"]), int(recipe.data["vocabulary"])
     path = own_path("data.path", told)
     if told and corpus.is_tokens(path):
         if not 0 < float(recipe.data["bytes"]) < math.inf:
             raise ValueError(
                 f"data.bytes is {recipe.data['bytes']}; of a token array it is how many bytes an id stands for, above 0"
             )
-        parts = corpus.split(corpus.own_tokens(path, vocabulary), share)
+        parts = corpus.split(corpus.own_tokens(path, vocabulary), held_out)
         train, held = (torch.from_numpy(np.concatenate([x.ids for x in part]).astype(np.int32)) for part in parts)
         return _Data(train, held, (len(held) - 1) * float(recipe.data["bytes"]), vocabulary, None)
     least = BYTES + 1
     if vocabulary < least:
         raise ValueError(f"data.vocabulary is {vocabulary}; it must be {least} or more: {BYTES} bytes and {END}")
     documents = corpus.own_documents(path) if told else corpus.python_documents()
-    texts, kept = ([x.text for x in part] for part in corpus.split(documents, share))
+    texts, kept = ([x.text for x in part] for part in corpus.split(documents, held_out))
     tokenizer = _learned(texts, vocabulary)
     size = float(sum(len(text.encode()) for text in kept))
     content = tokenizer.to_str().encode()

@@ -1,0 +1,125 @@
+"""Passages that are said again, and a beginning from which heads learn to look them up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_training_text import opened, prose
+
+import regard
+from regard.models import create
+from regard.nn import MultiHeadAttention
+from regard.training.tasks.common import llama
+from regard.training.tasks.looking_back import begin_alike, said_again
+from regard.training.tasks.text import TextTask
+from regard.watching import watch
+
+PLAIN = {"data.opening": 0.0, "data.quoted": 0.0}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("own") / "prose.txt"
+    found.write_text(prose(0, 400), encoding="utf-8")
+    return found
+
+
+@given(st.integers(2, 40), st.integers(1, 20), st.integers(0, 10**6))
+def test_a_block_comes_twice(n: int, shortest: int, seed: int) -> None:
+    shortest = min(shortest, n // 2)
+    draw = torch.Generator().manual_seed(seed)
+    different = torch.stack([torch.randperm(100, generator=draw)[:n] for _ in range(5)])
+    ids, copied = said_again(different, shortest, draw)
+    assert ids.shape == copied.shape == (5, n)
+    for row, known, before in zip(ids.tolist(), copied.tolist(), different.tolist(), strict=True):
+        twice = [i for i, x in enumerate(row) if x in row[:i]]
+        assert shortest <= len(twice) <= n // 2
+        assert twice == list(range(twice[0], twice[0] + len(twice)))  # in one piece
+        source = row.index(row[twice[0]])
+        assert source + len(twice) <= twice[0]  # which begins after the block's end
+        assert [row[source + i] for i in range(len(twice))] == [row[i] for i in twice]
+        assert [i for i, x in enumerate(known) if x] == twice[1:]  # nothing announces the first
+        assert all(row[i] == before[i] for i in range(n) if i not in twice)
+
+
+def test_copies_stand_anywhere() -> None:
+    draw = torch.Generator().manual_seed(0)
+    ids, copied = said_again(torch.arange(32).expand(100_000, 32), 4, draw)
+    at = copied.float().argmax(-1)
+    offset = at - ids.gather(1, at.unsqueeze(-1)).squeeze(-1)
+    assert set(offset.tolist()) == set(range(4, 29))
+    assert set(copied.sum(-1).tolist()) == set(range(3, 16))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_heads_begin_alike_and_near_uniform(bias: bool) -> None:
+    torch.manual_seed(0)
+    config = llama({"d": 128, "heads": 4, "layers": 3, "hidden": 64}, 500, 128)
+    model = create({**config, "attention_bias": bias}, std=0.05)
+    begin_alike(model)
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention):
+            assert torch.equal(module.q_proj.weight, module.k_proj.weight)
+            assert torch.equal(module.out_proj.weight, module.v_proj.weight.T)
+            assert module.q_proj.weight.data_ptr() != module.k_proj.weight.data_ptr()
+            assert not bias or torch.equal(module.q_proj.bias, module.k_proj.bias)
+    ids = torch.randperm(500)[:64].repeat(2).unsqueeze(0)
+    with torch.no_grad(), watch(model, regard.Observe(keep=True)) as seen:
+        model(ids)
+    assert len(seen) == 3
+    for layer, path in enumerate(seen):
+        weights = torch.stack([seen[path].weights(head) for head in range(4)])
+        rows = torch.arange(1, 128)
+        entropy = -(weights.clamp(min=1e-30).log() * weights).sum(-1)[:, rows] / (rows + 1).log()
+        assert entropy.mean() > 0.9
+        later = torch.arange(64, 128)
+        near, far, twin = (weights[:, later, later - offset].mean() for offset in (1, 30, 64))
+        assert twin > 1.5 * far or layer  # like looks at like, as long as layers before have not mixed them
+        assert near > 1.5 * far or not bias
+
+
+def test_the_opening_says_a_passage_of_every_half_window_again(file: Path) -> None:
+    settings = {"steps": 100, "warmup": 1, "data.opening": 0.1, "data.quoted": 0.5}
+    task, plain = opened(file, **settings), opened(file, **{**settings, **PLAIN})
+    for step in (0, 9):
+        ids = task.batch(step)["ids"]
+        assert ids.shape == (8, 33)
+        assert task.count(task.batch(step)) == 4 * 64
+        assert (ids[:, 0] == 0).all()
+        text = torch.cat([x[:, 1:] for x in _halves(plain.batch(step)["ids"])])
+        assert ((ids[:, 1:] != text).sum(-1) > 0).all()
+        assert ((ids[:, 1:] != text).sum(-1) <= 16).all()
+
+
+def _halves(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    n = (ids.shape[1] - 1) // 2
+    return ids[:, : n + 1], ids[:, n:]
+
+
+def test_later_a_share_of_the_windows_does(file: Path) -> None:
+    settings = {"steps": 100, "warmup": 1, "data.opening": 0.1, "data.quoted": 0.5}
+    task, plain = opened(file, **settings), opened(file, **{**settings, **PLAIN})
+    changed = []
+    for step in range(10, 100):
+        ids, text = task.batch(step)["ids"], plain.batch(step)["ids"]
+        assert ids.shape == text.shape == (4, 65)
+        changed += (ids != text).any(-1).tolist()
+    assert 0.4 < sum(changed) / len(changed) < 0.6
+
+
+@pytest.mark.parametrize("name", ["data.opening", "data.quoted"])
+@pytest.mark.parametrize("value", [-0.1, 1.5, float("nan")])
+def test_what_is_no_share_is_refused(file: Path, name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"{name} is .*; it must be a share from 0 to 1"):
+        opened(file, **{name: value})
+
+
+def test_the_smallest_windows_can_be_halved(file: Path) -> None:
+    task = opened(file, **{"data.window": 9, "steps": 4, "warmup": 1, "data.opening": 0.5, "data.quoted": 1.0})
+    assert task.batch(0)["ids"].shape == (8, 5)
+    assert task.batch(2)["ids"].shape == (4, 10)
+    assert TextTask.recipe.data["opening"] > 0
