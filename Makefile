@@ -28,7 +28,7 @@ sanitize: setup ## the kernel's tests with a native module under AddressSanitize
 fuzz: setup ## random shapes and options against float64 for 10 minutes (SECONDS_TO_RUN=60 changes that)
 	scripts/fuzz
 
-bundle: setup ## train the model that comes with the package anew, and put it there: about 15 minutes
+bundle: setup ## train the model that comes with the package anew, and put it there: about 8 minutes
 	scripts/bundle
 
 format: setup ## format the code and mend what the linter can mend

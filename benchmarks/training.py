@@ -3,9 +3,9 @@
     python benchmarks/training.py [TASK …] [--out runs]
 
 Trains into ``--out/TASK`` (a run that has ended is not repeated) and holds the score against the bar that the project
-set itself. Then, of ``text``: 5-gram models of the same tokens and split. Of ``agreement``: what each head is worth,
-and how much it looks from the verb to the subject. Of ``repeats``: accuracy and the strongest induction head, step by
-step. Of all: when each kind of head arose.
+set itself. Then, of ``text``: 5-gram models of the same tokens and split; entropy and strongest heads, step by step.
+Of ``agreement``: what each head is worth, and how much it looks from the verb to the subject. Of ``repeats``: accuracy
+and the strongest induction head, step by step. Of all: when each kind of head arose.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def main() -> None:
         held = score
         if name == "text":
             held = _text(given.out / name, score)
+            _strongest(given.out / name)
         if name == "agreement":
             _agreement(given.out / name)
         if name == "repeats":
@@ -74,6 +75,19 @@ def _text(folder: Path, score: float) -> float:
         table.add_row(f"{name} 5-gram", f"{bits:.4f}", f"{100 * (score / bits - 1):+.1f}%")
     say(table)
     return score / found["Witten–Bell"]
+
+
+def _strongest(folder: Path) -> None:
+    """Step by step: how uniform maps are, and the largest score of any head."""
+    seen = evolution(folder)
+    names = {"previous": "natural clean previous", "induction": "repeated raw induction", "sink": "natural raw sinks"}
+    table = plain_table("entropy as a share of a uniform map's, mean of the heads, and the strongest head of each kind")
+    for column in ("step", "entropy", *names):
+        table.add_column(column, justify="right")
+    values = [seen.value("spread").mean(-1), *(seen.value(name).amax(-1) for name in names.values())]
+    for k, step in enumerate(seen.steps):
+        table.add_row(str(step), *(f"{float(x[k]):.2f}" for x in values))
+    say(table)
 
 
 def _agreement(folder: Path) -> None:

@@ -14,6 +14,8 @@ import pytest
 from commands import command
 
 from regard.models import bundled
+from regard.training import evolution
+from regard.training.tasks.text import TextTask
 
 QUICK = ("--set", "steps=12", "--set", "warmup=3", "--set", "batch=16", "--set", "data.checks=32")
 Patch, Captured = pytest.MonkeyPatch, pytest.CaptureFixture[str]
@@ -116,3 +118,11 @@ def test_the_bundled_model_is_looked_at_unless_another_is_given(
     code, out, _ = command(monkeypatch, capsys, "look", "--text", str(text), "--most", "3")
     assert code == 0 and "decoder.blocks." in out
     assert (bundled() / "model.safetensors").stat().st_size <= 6_000_000
+
+
+def test_the_bundled_model_was_trained_by_the_default_recipe() -> None:
+    assert (bundled() / "recipe.toml").read_text() == TextTask.recipe.to_toml()
+    kinds = {row["kind"]: row["step"] for row in reversed(evolution(bundled()).arrivals())}
+    assert 0 < kinds["previous"] <= kinds["induction"] <= kinds["sink"]
+    spread = evolution(bundled()).value("spread").mean(-1)
+    assert spread[0] > 0.9 and spread[-1] < 0.5

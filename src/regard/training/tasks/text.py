@@ -71,7 +71,8 @@ class TextTask(Task):
 
     Text that short runs can read brings no head to look up what followed before. So during the first ``data.opening``
     of the steps windows are half as long, twice as many, and each says a passage of its own again, anywhere
-    (``looking_back``); after that ``data.quoted`` of the windows do. 0 and 0 leave the text as it is.
+    (``looking_back``); after that ``data.quoted`` of the windows do. 0 and 0 leave the text as it is. And with
+    ``model.alike`` heads begin with q and k alike.
 
     An array brings no tokenizer: its ids lie below ``data.vocabulary``, and each stands for ``data.bytes`` bytes, 1
     unless said, so that bits per byte are bits per token.
@@ -94,6 +95,7 @@ class TextTask(Task):
             "hidden": 352,
             "tied": True,
             "bias": True,
+            "alike": True,
             "theta": 10000.0,
             "dropout": 0.0,
         },
@@ -155,7 +157,8 @@ class TextTask(Task):
             **ends,
         }
         model = create(config, beside=_beside(data.tokenizer, self.n), std=0.05)
-        begin_alike(model)
+        if sizes["alike"]:
+            begin_alike(model)
         return model
 
     def batch(self, step: int) -> Batch:
