@@ -69,7 +69,7 @@ def test_one_warning_beyond_the_trained_length(written: dict[str, Path]) -> None
             call(model)
             call(model)
         assert [str(w.message) for w in caught] == [
-            f"this model was trained on up to 16 tokens and now reads {tokens}; expect worse text"
+            f"this model was trained on up to 16 tokens and now reads {tokens}; expect worse"
         ]
         assert caught[0].filename == __file__
 

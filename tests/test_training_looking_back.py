@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,8 +15,7 @@ import regard
 from regard.models import create
 from regard.nn import MultiHeadAttention
 from regard.training.tasks.common import llama
-from regard.training.tasks.looking_back import begin_alike, said_again
-from regard.training.tasks.text import TextTask
+from regard.training.tasks.looking_back import PLACES, TOKENS, begin_alike, said_again
 from regard.watching import watch
 
 PLAIN = {"data.opening": 0.0, "data.quoted": 0.0}
@@ -122,4 +122,57 @@ def test_the_smallest_windows_can_be_halved(file: Path) -> None:
     task = opened(file, **{"data.window": 9, "steps": 4, "warmup": 1, "data.opening": 0.5, "data.quoted": 1.0})
     assert task.batch(0)["ids"].shape == (8, 5)
     assert task.batch(2)["ids"].shape == (4, 10)
-    assert TextTask.recipe.data["opening"] > 0
+
+
+@pytest.mark.parametrize("step", [3, 50])
+def test_what_is_said_again_is_a_function_of_the_step(file: Path, step: int) -> None:
+    settings = {"steps": 100, "warmup": 1, "data.opening": 0.1, "data.quoted": 1.0}
+    task, other, plain = opened(file, **settings), opened(file, **settings), opened(file, **{**settings, **PLAIN})
+    ids = task.batch(step)["ids"]
+    task.batch(step + 1)
+    assert torch.equal(ids, task.batch(step)["ids"])
+    assert torch.equal(ids, other.batch(step)["ids"])
+    if step == 50:  # other places at another step
+        changed = [task.batch(s)["ids"] != plain.batch(s)["ids"] for s in (step, step + 1)]
+        assert not torch.equal(*changed)
+
+
+def test_passages_have_an_eighth_of_the_window_at_least(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(70_000, dtype=np.int32))  # no id comes twice
+    settings = {"data.vocabulary": 70_000, "steps": 200, "warmup": 1, "data.opening": 0.5, "data.quoted": 1.0}
+    task = opened(tmp_path / "ids.npy", **settings)
+    for steps, n in ((range(100), 32), (range(100, 200), 64)):
+        rows = torch.cat([task.batch(step)["ids"] for step in steps])[:, 1:]
+        twice = [n - len(set(row)) for row in rows.tolist()]
+        assert min(twice) == n // 8 and max(twice) == n // 2
+
+
+def test_a_token_with_itself_and_a_place_with_itself() -> None:
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(128, 4, qkv_bias=True)
+    begin_alike(layer)
+    x = torch.randn(4000, 128)
+    with torch.no_grad():
+        q, k = (torch.nn.functional.linear(x, y.weight).unflatten(-1, (4, 32)) for y in (layer.q_proj, layer.k_proj))
+    alike, other = (q * k).sum(-1) / 32**0.5, (q * k.roll(1, 0)).sum(-1) / 32**0.5
+    assert abs(float(alike.mean()) - TOKENS) < 0.1
+    assert abs(float(other.mean())) < 0.05
+    places = [float(begin_place(layer)) for layer in (MultiHeadAttention(128, 4, qkv_bias=True) for _ in range(50))]
+    assert abs(sum(places) / 50 - PLACES) < 0.2
+
+
+def begin_place(layer: MultiHeadAttention) -> torch.Tensor:
+    begin_alike(layer)
+    assert layer.q_proj.bias is not None and layer.k_proj.bias is not None
+    return (layer.q_proj.bias * layer.k_proj.bias).detach().sum() / 4 / 32**0.5
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_the_recipe_says_how_heads_begin(file: Path, alike: bool) -> None:
+    torch.manual_seed(0)
+    model = opened(file, **{"model.alike": alike}).model()
+    for layer in (x for x in model.modules() if isinstance(x, MultiHeadAttention)):
+        assert torch.equal(layer.q_proj.weight, layer.k_proj.weight) == alike
+        assert torch.equal(layer.out_proj.weight, layer.v_proj.weight.T) == alike
+        assert torch.equal(layer.q_proj.bias, layer.k_proj.bias) == alike
+        assert layer.q_proj.bias.abs().min() > 0 and layer.k_proj.bias.abs().min() > 0

@@ -19,11 +19,13 @@ from tiny_task import QUICK, Tiny, digest
 from torch import Tensor, nn
 
 from regard import models
+from regard.training import evolution
 from regard.training.checkpoints import Checkpoints
 from regard.training.loop import Listener
 from regard.training.metrics import read_metrics
 from regard.training.optimizer import adamw, moments, put, remember, weights
 from regard.training.recipe import Recipe
+from regard.training.recorder import Recorder
 from regard.training.schedule import rate
 from regard.training.task import Batch, drawn
 from regard.training.train import train, trained
@@ -252,6 +254,40 @@ def test_no_checkpoint_that_can_be_read_is_an_error(tmp_path: Path) -> None:
         file.write_text("[]")
     with pytest.warns(UserWarning), pytest.raises(ValueError, match="is no whole checkpoint"):
         train(Tiny, tmp_path, QUICK)
+
+
+def test_who_dies_before_the_last_record_makes_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(self: Recorder, step: int) -> None:
+        raise KeyboardInterrupt
+
+    changes = {**QUICK, "steps": 13, "record": 1.0}  # 13 is none of the steps that are recorded on the way
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "finish", die)
+        with pytest.raises(KeyboardInterrupt):
+            train(Tiny, tmp_path / "run", changes)
+    assert evolution(tmp_path / "run").steps[-1] < 13
+    assert Checkpoints(tmp_path / "run" / "checkpoints").steps()[-1] == 13
+    assert train(Tiny, tmp_path / "run", changes).ended == "steps"
+    assert evolution(tmp_path / "run").steps[-1] == 13
+    assert (tmp_path / "run" / "model").is_dir()
+
+
+def test_ctrl_c_in_the_last_record_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish = Recorder.finish
+
+    def interrupted(self: Recorder, step: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        finish(self, step)
+
+    monkeypatch.setattr(Recorder, "finish", interrupted)
+    train(Tiny, tmp_path / "run", {**QUICK, "steps": 13, "record": 1.0})
+    assert evolution(tmp_path / "run").steps[-1] == 13
+
+
+def test_a_recipe_that_the_task_refuses_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a share from 0 to 1"):
+        train("text", tmp_path / "run", {"data.quoted": 2.0})
+    assert not (tmp_path / "run").exists()
 
 
 def test_folders_that_are_not_this_runs_are_refused(tmp_path: Path) -> None:

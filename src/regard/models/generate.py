@@ -181,7 +181,7 @@ class Writer(Model):
         """Say once that a model reads further than it was trained."""
         if self.trained is not None and tokens > self.trained and not self._warned:
             self._warned = True
-            _warn(f"this model was trained on up to {self.trained} tokens and now reads {tokens}; expect worse text")
+            _warn(f"this model was trained on up to {self.trained} tokens and now reads {tokens}; expect worse")
 
     def words(self) -> Tokens:
         """The vocabulary with its head; a model without one is refused."""

@@ -105,9 +105,17 @@ class Loop:
 
     def run(self) -> str:
         """Go to the end, or until somebody asks to stop; says which: ``steps``, ``patience`` or ``stopped``."""
+        if self.ended is None and not self._go_on():
+            return "stopped"
+        assert self.ended is not None
+        if self.recorder is not None:
+            with Stopping():  # also where a run ended before it came to this: what is recorded ends with the run
+                self.recorder.finish(self.state.step)
+        return self.ended
+
+    def _go_on(self) -> bool:
+        """Step by step to the end, or, False, until somebody asks to stop."""
         listener = self.listener if self.processes.first else Listener()
-        if self.ended is not None:
-            return self.ended
         listener.began(self.task, self.model, self.state.step)
         if self.recorder is not None and self.state.step == 0 and self.recorder.step(0):
             listener.recorded(0)
@@ -131,11 +139,8 @@ class Loop:
                     self._save()
                     listener.saved(done)
                 if stop and self.ended is None:
-                    return "stopped"
-        if self.recorder is not None:
-            self.recorder.finish(self.state.step)
-        assert self.ended is not None
-        return self.ended
+                    return False
+        return True
 
     def _learn(self, asked: bool) -> tuple[dict[str, float], bool]:
         """One step; and whether any process was asked to stop."""

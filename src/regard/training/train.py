@@ -70,10 +70,10 @@ def train(
     kind = task_of(task)
     recipe = kind.recipe if changes is None else kind.recipe.changed(changes)
     run = RunFolder(folder, recipe)
+    opened = kind(recipe, run.path / "data")  # what it refuses leaves no folder
     processes = Processes.found()
     held = run if processes.first else nullcontext()
     with _telling(processes, Checkpoints(run.path / "checkpoints")), processes, held, torch.random.fork_rng(devices=[]):
-        opened = kind(recipe, run.path / "data")
         if processes.first:
             opened.prepare()
         processes.wait_for_first("prepared")

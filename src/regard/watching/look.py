@@ -115,6 +115,8 @@ def _text(model: Model, text: str, most: int | None) -> tuple[Callable[[], Any],
         return lambda: model(given, answer), {"tokens": said, "source": words}
     if not isinstance(model, TextEncoder | TextDecoder):
         raise ValueError(f"a {model.config.kind} reads no text; give it a picture")
+    if isinstance(model, TextDecoder):
+        model.warn_beyond(len(ids))
     # Vectors alone: the logits of a long text take more memory than all its heads.
     return lambda: model.hidden(given), {"tokens": words}
 

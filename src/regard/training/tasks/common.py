@@ -47,7 +47,7 @@ def whole(recipe: Recipe, name: str, least: int = 1, most: int = CHECKS) -> int:
 
 def share(recipe: Recipe, name: str) -> float:
     """What ``data.…`` of a recipe is, a number from 0 to 1."""
-    value = float(recipe.data[name.removeprefix("data.")])
+    value = float(recipe.data[name.partition(".")[2]])
     if not 0 <= value <= 1:
         raise ValueError(f"{name} is {value:g}; it must be a share from 0 to 1, e.g. 0.25")
     return value

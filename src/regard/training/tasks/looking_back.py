@@ -1,4 +1,4 @@
-"""What brings heads, in minutes, to look up what followed before (induction): passages said again, a kind beginning."""
+"""What brings heads, in minutes, to look up what followed before: passages said again, and heads that begin alike."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from regard.nn import MultiHeadAttention
 
-__all__ = ["begin_alike", "said_again"]
+__all__ = ["begin_alike", "begin_apart", "said_again"]
 
-# q·k/√d_k at the beginning, of a token with itself and of a place with itself; of others it is near 0.
+# The mean of q·k/√d_k at the beginning: of a token with itself (of others it is 0), and of a place with itself (it
+# falls with the distance, slowly).
 TOKENS, PLACES = 1.2, 2.0
 
 
@@ -33,6 +34,18 @@ def said_again(ids: Tensor, shortest: int, draw: torch.Generator) -> tuple[Tenso
     since = at - again.unsqueeze(-1)
     inside = (since >= 0) & (since < block.unsqueeze(-1))
     return ids.gather(1, torch.where(inside, start.unsqueeze(-1) + since, at)), inside & (since > 0)
+
+
+def begin_apart(model: nn.Module) -> None:
+    """``b_q, b_k ~ N(0, 1)``, the rest as it is: drawn apart.
+
+    A head that goes by position alone needs something to turn that no token changes: biases. If those of q and k both
+    began at 0, neither would have a gradient through the other.
+    """
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention) and module.q_proj.bias is not None:
+            nn.init.normal_(module.q_proj.bias)
+            nn.init.normal_(module.k_proj.bias)
 
 
 @torch.no_grad()

@@ -35,7 +35,7 @@ from regard.training.tasks.common import (
     summed,
     whole,
 )
-from regard.training.tasks.looking_back import begin_alike, said_again
+from regard.training.tasks.looking_back import begin_alike, begin_apart, said_again
 from regard.watching.probes import Probe, Reader, natural, repeated
 
 __all__ = ["END", "TextTask"]
@@ -72,7 +72,7 @@ class TextTask(Task):
     Text that short runs can read brings no head to look up what followed before. So during the first ``data.opening``
     of the steps windows are half as long, twice as many, and each says a passage of its own again, anywhere
     (``looking_back``); after that ``data.quoted`` of the windows do. 0 and 0 leave the text as it is. And with
-    ``model.alike`` heads begin with q and k alike.
+    ``model.alike`` heads begin with q and k, v and o alike.
 
     An array brings no tokenizer: its ids lie below ``data.vocabulary``, and each stands for ``data.bytes`` bytes, 1
     unless said, so that bits per byte are bits per token.
@@ -157,8 +157,7 @@ class TextTask(Task):
             **ends,
         }
         model = create(config, beside=_beside(data.tokenizer, self.n), std=0.05)
-        if sizes["alike"]:
-            begin_alike(model)
+        (begin_alike if sizes["alike"] else begin_apart)(model)
         return model
 
     def batch(self, step: int) -> Batch:
