@@ -1,0 +1,5 @@
+"""Attention is convolution: convert both ways."""
+
+from regard.convolution.to_attention import AttentionConvolution, leak, to_attention
+
+__all__ = ["AttentionConvolution", "leak", "to_attention"]
