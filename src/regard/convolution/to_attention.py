@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 
 from regard.convolution.geometry import Geometry, places
 from regard.nn import MultiHeadAttention
+from regard.observables import Observe
 from regard.shapes import number
 
 __all__ = ["AttentionConvolution", "leak", "to_attention"]
@@ -138,6 +139,22 @@ class AttentionConvolution(nn.Module):
         weight = self.kernel.detach().abs().flatten(2).sum(-1).unflatten(0, (self.geometry.groups, -1))  # [g, o, c]
         spread = (pixels.amax(-1) - pixels.amin(-1)).unflatten(-1, (self.geometry.groups, -1))  # [*B, g, c]
         return leak(self.alpha, self.geometry.axes) * (weight @ spread.unsqueeze(-1)).squeeze(-1).flatten(-2)
+
+    @torch.no_grad()
+    def looks(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Measured on x: how far from its query each head's largest weight lies ``[H, p]``, and that weight ``[H]``
+
+        Means over all queries. Where the conversion is right the first are ``shifts``, and the second 1 for hard heads.
+        """
+        self._check(x)
+        size = tuple(x.shape[-self.geometry.axes :])
+        asked = self.geometry.answered(size, dense=not self.direct)
+        batched = x if x.ndim == self.geometry.axes + 2 else x.unsqueeze(0)
+        queries, keys = self._queries(asked, size, x), self._keys(batched, size)
+        _, seen = self.attention(queries, keys, observe=Observe())
+        where = keys[0, :, self.geometry.channels : -1]  # [m, p]
+        apart = where[seen.peak_at] - queries[0, :, 1:]  # [B, H, n, p]
+        return apart.double().mean((0, 2)), seen.peak.double().mean((0, 2))
 
     def _middle(self, size: tuple[int, ...], x: Tensor) -> Tensor:
         """Places count from the middle: their squares stay small, and so exact."""
