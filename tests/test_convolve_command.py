@@ -100,11 +100,8 @@ def test_a_wrong_offset_is_seen(monkeypatch: Patch) -> None:
         (("--mode", "foo"), "padding_mode must be one of"),
         (("--precision", "float16"), "--precision is 'float16'"),
         (("--alpha", "-1"), "alpha must be a number"),
-        (("--weights", "pyproject.toml", "--name", "x"), "pyproject.toml is no safetensors file"),
-        (
-            ("--weights", "src/regard/bundled/model.safetensors"),
-            "--name is None; kernels in model.safetensors are: none",
-        ),
+        (("--weights", str(HERE), "--name", "x"), f"{HERE.name} is no safetensors file"),
+        (("--weights", str(BUNDLED)), "--name is None; kernels in model.safetensors are: none"),
     ],
 )
 def test_refusals_are_one_line(monkeypatch: Patch, capsys: Captured, options: tuple[str, ...], said: str) -> None:
