@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_training_text import opened, prose
+from own_text import opened, written
 
 import regard
 from regard.models import create
@@ -23,9 +23,7 @@ PLAIN = {"data.opening": 0.0, "data.quoted": 0.0}
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("own") / "prose.txt"
-    found.write_text(prose(0, 400), encoding="utf-8")
-    return found
+    return written(tmp_path_factory.mktemp("own"))
 
 
 @given(st.integers(2, 40), st.integers(1, 20), st.integers(0, 10**6))

@@ -1,11 +1,10 @@
-"""The loop on a tiny task: what it learns, what it writes, how it stops, and what it refuses."""
+"""The loop on a tiny task: what it learns, what it writes, and how it stops."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import shutil
 import signal
 import time
 from collections.abc import Mapping
@@ -15,13 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_task import QUICK, Tiny, digest
+from tiny_task import QUICK, Heard, Tiny, digest
 from torch import Tensor, nn
 
 from regard import models
 from regard.training import evolution
 from regard.training.checkpoints import Checkpoints
-from regard.training.loop import Listener
 from regard.training.metrics import read_metrics
 from regard.training.optimizer import adamw, moments, put, remember, weights
 from regard.training.recipe import Recipe
@@ -29,31 +27,6 @@ from regard.training.recorder import Recorder
 from regard.training.schedule import rate
 from regard.training.task import Batch, drawn
 from regard.training.train import train, trained
-
-
-class Heard(Listener):
-    """Writes down what it is told, and may do something at a step."""
-
-    def __init__(self, at: int = -1, what: Any = None) -> None:
-        self.events: list[tuple[str, int]] = []
-        self.at, self.what = at, what
-
-    def learned(self, step: int, numbers: dict[str, float]) -> None:
-        self.events.append(("learned", step))
-        if step == self.at:
-            self.what()
-
-    def scored(self, step: int, scores: dict[str, float], best: bool) -> None:
-        self.events.append(("scored", step))
-
-    def saved(self, step: int) -> None:
-        self.events.append(("saved", step))
-
-    def recorded(self, step: int) -> None:
-        self.events.append(("recorded", step))
-
-    def steps(self, what: str) -> list[int]:
-        return [step for event, step in self.events if event == what]
 
 
 def test_a_run_learns_and_leaves_everything_it_promises(tmp_path: Path) -> None:
@@ -234,28 +207,6 @@ def test_the_optimizer_gives_back_what_it_was_given() -> None:
         remember(model, optimizer, {"other.exp_avg": torch.zeros(2)})
 
 
-def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
-    train(Tiny, tmp_path / "whole", QUICK)
-    keeping = QUICK | {"keep": 4, "save": 1}
-    train(Tiny, tmp_path / "run", keeping)
-    (tmp_path / "run" / "checkpoints" / "step-00000012" / "weights.safetensors").write_bytes(b"short")
-    (tmp_path / "run" / "checkpoints" / "step-00000011" / "state.json").write_text('{"step": 11}')
-    with pytest.warns(UserWarning, match="is no whole checkpoint"):
-        # Stopped after the first step of those that are done again: what could not be read must not count as newest.
-        train(Tiny, tmp_path / "run", QUICK | {"save": 1}, listener=Heard(11, lambda: os.kill(os.getpid(), 2)))
-    assert Checkpoints(tmp_path / "run" / "checkpoints").newest() is not None
-    train(Tiny, tmp_path / "run", QUICK)
-    assert digest(tmp_path / "run") == digest(tmp_path / "whole")
-
-
-def test_no_checkpoint_that_can_be_read_is_an_error(tmp_path: Path) -> None:
-    train(Tiny, tmp_path, QUICK)
-    for file in (tmp_path / "checkpoints").glob("*/state.json"):
-        file.write_text("[]")
-    with pytest.warns(UserWarning), pytest.raises(ValueError, match="is no whole checkpoint"):
-        train(Tiny, tmp_path, QUICK)
-
-
 def test_who_dies_before_the_last_record_makes_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(self: Recorder, step: int) -> None:
         raise KeyboardInterrupt
@@ -282,50 +233,6 @@ def test_ctrl_c_in_the_last_record_waits_for_it(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Recorder, "finish", interrupted)
     train(Tiny, tmp_path / "run", {**QUICK, "steps": 13, "record": 1.0})
     assert evolution(tmp_path / "run").steps[-1] == 13
-
-
-def test_a_recipe_that_the_task_refuses_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a share from 0 to 1"):
-        train("text", tmp_path / "run", {"data.quoted": 2.0})
-    assert not (tmp_path / "run").exists()
-
-
-def test_folders_that_are_not_this_runs_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "letter.txt").write_text("dear")
-    with pytest.raises(FileExistsError, match="holds no run; train into a new or an empty folder"):
-        train(Tiny, tmp_path / "other", QUICK)
-    train(Tiny, tmp_path / "run", QUICK)
-    with pytest.raises(ValueError, match=r"holds a run with steps = 12, and 14 is asked for now"):
-        train(Tiny, tmp_path / "run", QUICK | {"steps": 14})
-    with pytest.raises(ValueError, match=r"holds a run with model.layers = 2, and 1"):
-        train(Tiny, tmp_path / "run", QUICK | {"model.layers": 1})
-    train(Tiny, tmp_path / "run", QUICK | {"keep": 3})
-    with pytest.raises(FileNotFoundError, match="holds no run"):
-        trained(tmp_path / "other")
-    with pytest.raises(ValueError, match="has no checkpoint of step 1; it has"):
-        trained(tmp_path / "run", 1, task=Tiny)
-    with pytest.raises(ValueError, match="there is no task 'tiny'; there are "):
-        trained(tmp_path / "run")
-
-
-def test_a_mistake_costs_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="heads"):
-        train("agreement", tmp_path, {"model.heads": 3})
-    assert train(Tiny, tmp_path, QUICK).ended == "steps"
-    assert (tmp_path / "recipe.toml").read_text() == Tiny.recipe.changed(QUICK).to_toml()
-
-
-def test_what_was_half_written_is_removed(tmp_path: Path) -> None:
-    left = [tmp_path / name for name in (".lock", ".run.json.a1b2", ".metrics.jsonl.c3")]
-    left += [tmp_path / "checkpoints" / ".writing-x" / "weights.safetensors"]
-    for file in left:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("half")
-    (tmp_path / "checkpoints" / ".writing-x" / "weights.safetensors").rename(tmp_path / ".recipe.toml.d4")
-    shutil.rmtree(tmp_path / "checkpoints")
-    train(Tiny, tmp_path, QUICK)
-    assert [file.name for file in tmp_path.glob(".*")] == [".lock"]
 
 
 class Unused(Tiny):
@@ -368,24 +275,6 @@ def test_speed_is_of_the_step_alone(tmp_path: Path) -> None:
     lines = [x for x in read_metrics(tmp_path / "metrics.jsonl") if "held_out" not in x]
     after = [x["predictions"] for x in lines if x["step"] in (5, 9)]
     assert min(after) > 12 * 6 / 0.9  # an evaluation sleeps 0.9 s
-
-
-def test_two_runs_in_one_folder_are_kept_apart(tmp_path: Path) -> None:
-    said = []
-
-    def again() -> None:
-        with pytest.raises(BlockingIOError, match="another process is training in"):
-            train(Tiny, tmp_path, QUICK)
-        said.append(True)
-
-    train(Tiny, tmp_path, QUICK, listener=Heard(4, again))
-    assert said
-
-
-def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="run cannot be written: Not a directory; there is no checkpoint yet"):
-        train(Tiny, tmp_path / "file" / "run", QUICK)
 
 
 def test_the_rate_rises_and_falls() -> None:

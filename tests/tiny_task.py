@@ -35,6 +35,31 @@ WORDS, LENGTH = 11, 7
 QUICK = {"steps": 12, "evaluate": 4, "save": 3}
 
 
+class Heard(Listener):
+    """Writes down what it is told, and may do something at a step."""
+
+    def __init__(self, at: int = -1, what: Any = None) -> None:
+        self.events: list[tuple[str, int]] = []
+        self.at, self.what = at, what
+
+    def learned(self, step: int, numbers: dict[str, float]) -> None:
+        self.events.append(("learned", step))
+        if step == self.at:
+            self.what()
+
+    def scored(self, step: int, scores: dict[str, float], best: bool) -> None:
+        self.events.append(("scored", step))
+
+    def saved(self, step: int) -> None:
+        self.events.append(("saved", step))
+
+    def recorded(self, step: int) -> None:
+        self.events.append(("recorded", step))
+
+    def steps(self, what: str) -> list[int]:
+        return [step for event, step in self.events if event == what]
+
+
 class Tiny(Task):
     name = "tiny"
     about = "count on by 3"

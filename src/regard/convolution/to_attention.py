@@ -119,15 +119,12 @@ class AttentionConvolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x [B, C, *size]`` or ``[C, *size]`` → what the convolution gives."""
-        self._check(x)
-        size = tuple(x.shape[-self.geometry.axes :])
-        batched = x if x.ndim == self.geometry.axes + 2 else x.unsqueeze(0)
-        asked = self.geometry.answered(size, dense=not self.direct)
-        found = self.attention(self._queries(asked, size, x), self._keys(batched, size))
+        asked, queries, keys = self._tokens(x)
+        found = self.attention(queries, keys)
         y = found.mT.unflatten(-1, [len(axis) for axis in asked])
         if not self.direct:
             y = y[(..., *(slice(None, None, s) for s in self.geometry.stride))]
-        return y if batched is x else y.squeeze(0)
+        return y if x.ndim == self.geometry.axes + 2 else y.squeeze(0)
 
     def error_bound(self, x: Tensor) -> Tensor:
         """``ε Σ_{h,c} |W_h,c| (max_k z_kc − min_k z_kc)``: the most that finite α can change an output, ``[*B, out]``
@@ -146,15 +143,19 @@ class AttentionConvolution(nn.Module):
 
         Means over all queries. Where the conversion is right the first are ``shifts``, and the second 1 for hard heads.
         """
-        self._check(x)
-        size = tuple(x.shape[-self.geometry.axes :])
-        asked = self.geometry.answered(size, dense=not self.direct)
-        batched = x if x.ndim == self.geometry.axes + 2 else x.unsqueeze(0)
-        queries, keys = self._queries(asked, size, x), self._keys(batched, size)
+        _, queries, keys = self._tokens(x)
         _, seen = self.attention(queries, keys, observe=Observe())
         where = keys[0, :, self.geometry.channels : -1]  # [m, p]
         apart = where[seen.peak_at] - queries[0, :, 1:]  # [B, H, n, p]
         return apart.double().mean((0, 2)), seen.peak.double().mean((0, 2))
+
+    def _tokens(self, x: Tensor) -> tuple[list[range], Tensor, Tensor]:
+        """The places that are asked for, an axis each, and what queries ``[1, n, 1 + p]`` and keys ``[B, m, …]`` hold."""
+        self._check(x)
+        size = tuple(x.shape[-self.geometry.axes :])
+        asked = self.geometry.answered(size, dense=not self.direct)
+        batched = x if x.ndim == self.geometry.axes + 2 else x.unsqueeze(0)
+        return asked, self._queries(asked, size, x), self._keys(batched, size)
 
     def _middle(self, size: tuple[int, ...], x: Tensor) -> Tensor:
         """Places count from the middle: their squares stay small, and so exact."""
