@@ -150,7 +150,7 @@ class AttentionConvolution(nn.Module):
         return apart.double().mean((0, 2)), seen.peak.double().mean((0, 2))
 
     def _tokens(self, x: Tensor) -> tuple[list[range], Tensor, Tensor]:
-        """The places that are asked for, an axis each, and what queries ``[1, n, 1 + p]`` and keys ``[B, m, …]`` hold."""
+        """The places that are asked for, an axis each; what queries ``[1, n, 1 + p]`` and keys ``[B, m, …]`` hold."""
         self._check(x)
         size = tuple(x.shape[-self.geometry.axes :])
         asked = self.geometry.answered(size, dense=not self.direct)
