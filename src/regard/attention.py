@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from regard.kept import KeptCall
-from regard.kernels import ops, some_heads
+from regard.kernels import ops, same_weights, some_heads
 from regard.kernels.choose import choose
 from regard.kernels.tiles import result_dtype, working_dtype
 from regard.masks import Causal, Dense, Mask
@@ -140,7 +140,8 @@ def attention(
     sinks = None if sinks is None else sinks.to(q.device)
     scores = Scores(beta, cap, lo, hi, see, added, terms, sinks, drop, seed)
     if observe is None:
-        out = ops.run(q4, k4, v4, scores, chosen)
+        run = ops.run if tracing() else same_weights.run
+        out = run(q4, k4, v4, scores, chosen)
         return out if len(shape.batch) == 1 else out.reshape(*shape.batch, shape.heads, shape.n, shape.e)
     if not isinstance(observe, Observe):
         raise TypeError(f"observe must be a regard.Observe, got {type(observe).__name__}")

@@ -9,7 +9,7 @@ import typer
 
 
 def train(
-    task: Annotated[str, typer.Argument(help="text, dates, agreement, digits or repeats")],
+    task: Annotated[str, typer.Argument(help="text, dates, agreement, digits, pixels or repeats")],
     out: Annotated[Path | None, typer.Option(help="the run's folder; runs/TASK unless given")] = None,
     config: Annotated[Path | None, typer.Option(help="a TOML file with what differs from the task's recipe")] = None,
     changes: Annotated[

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from regard.convolution.to_attention import AttentionConvolution
+from regard.convolution.whole_layer import convolution_of
+from regard.nn import MultiHeadAttention
 from regard.observables import Observation
+from regard.positions.common import check_kind
 from regard.shapes import integer
 from regard.watching.places import Where
 
@@ -43,13 +48,28 @@ class HeadConvolution:
     bound: float | None
 
 
+@overload
 def to_convolution(
-    observation: Observation, *, radius: int = 2, heads: Sequence[int] | None = None
-) -> list[HeadConvolution]:
+    observed: Observation, *, radius: int = ..., heads: Sequence[int] | None = ...
+) -> list[HeadConvolution]: ...
+
+
+@overload
+def to_convolution(observed: AttentionConvolution | MultiHeadAttention) -> nn.Conv1d | nn.Conv2d: ...
+
+
+def to_convolution(
+    observed: Observation | AttentionConvolution | MultiHeadAttention,
+    *,
+    radius: int = 2,
+    heads: Sequence[int] | None = None,
+) -> list[HeadConvolution] | nn.Conv1d | nn.Conv2d:
     """The nearest convolution of each head that was observed, from exact weights: watch with ``Observe(keep=True)``
 
     On a line, or with ``Observe(grid=(height, width))`` in the plane, where class tokens stand nowhere: their rows do
     not count, and what a patch gives them counts as an error. ``radius`` r makes kernels of 2r + 1 taps an axis.
+
+    A layer with one head a tap, in place of an observation, gives the one convolution that it is: ``convolution_of``.
 
     >>> import regard
     >>> near = regard.Quadratic(4, 4, heads=1, centers=[[0.0, 1.0]], alpha=30.0)
@@ -60,7 +80,13 @@ def to_convolution(
     >>> [round(x, 2) for x in found.centre], round(found.fit, 2)
     ([0.0, 1.0], 1.0)
     """
-    integer("radius", radius)
+    if isinstance(observed, AttentionConvolution | MultiHeadAttention):
+        return convolution_of(observed)
+    check_kind("observed", observed, Observation)
+    return _of_each(observed, integer("radius", radius), heads)
+
+
+def _of_each(observation: Observation, radius: int, heads: Sequence[int] | None) -> list[HeadConvolution]:
     n, m, grid = observation.n, observation.m, observation.observe.grid
     if n is None or m is None or observation.counted is None or not observation.kept:
         raise ValueError("a head's convolution needs one call's q and k; observe with Observe(keep=True)")

@@ -6,11 +6,10 @@ from torch import Tensor, nn
 
 from regard.config import Config
 from regard.models.bert import classes
-from regard.models.image_model import ImageModel
 from regard.models.keys import Key, Stored, Table
+from regard.models.mean_image import MeanImageModel, Vision, cells
 from regard.nn import LayerNorm, MultiHeadAttention
 from regard.nn.stack import Observations
-from regard.nn.vit import cut_patches
 from regard.observables import Observation, Observe
 from regard.positions import Learned
 
@@ -63,46 +62,16 @@ class _Encoder(nn.Module):
         return y_BND if observe is None else (y_BND, seen)
 
 
-class _Vision(nn.Module):
-    """What ``VisionTransformer`` is to a ViT: patches, an encoder and a head, here without a class token."""
+class AttentionOnly(MeanImageModel):
+    """``x⁰ = pE + E_pos``, ``x ← x + MHA(norm(x))``, ``logits = W mean_i norm(x^L)_i + b``;  E_pos ``[N, D]`` learned
 
-    def __init__(self, side: int, channels: int, patch: int, d: int, heads: int, layers: int, labels: int) -> None:
-        super().__init__()
-        if side % patch:
-            raise ValueError(f"patch {patch} does not divide the side of a picture, {side}; patches must tile it")
-        self.image, self.channels, self.grid = (side, side), channels, (side // patch, side // patch)
-        self.patches = nn.Conv2d(channels, d, kernel_size=patch, stride=patch)
-        self.encoder = _Encoder(self.grid[0] * self.grid[1], d, heads, layers)
-        self.head = nn.Linear(d, labels)
-
-    def patch_tokens(self, images: Tensor) -> Tensor:
-        """``images [B, C, side, side] → [B, N, D]``: patches row by row; no positions."""
-        return cut_patches(images, self.patches, self.image)
-
-
-class AttentionOnly(ImageModel):
-    """``x⁰ = pE + E_pos``, ``x ← x + MHA(norm(x))``, ``logits = W mean_i norm(x^L)_i + b``
-
-        image [C, side, side] cut into N = (side/P)² patches p [C·P²]      E [C·P², D]      E_pos [N, D], learned
-
-    What tells pictures apart beyond a linear map is the softmax's doing. ``transformers`` has no such model;
-    ``config.json`` says ``side``, ``channels``, ``patch``, ``d``, ``heads``, ``layers`` and ``id2label``.
+    What tells pictures apart beyond a linear map is the softmax's doing. ``config.json`` also says ``heads`` and
+    ``layers``.
     """
-
-    def forward(self, images: Tensor, *, observe: Observe | None = None) -> Tensor | tuple[Tensor, Observations]:
-        """Logits ``[B, classes]``; with ``observe`` also observations by module name."""
-        result = self.hidden(images, observe=observe)
-        y, seen = (result, None) if isinstance(result, Tensor) else result
-        logits: Tensor = self.head(self.pooled(y))
-        return logits if seen is None else (logits, seen)
-
-    def pooled(self, y: Tensor) -> Tensor:
-        """``y [B, N, D] → [B, D]``: the mean over the patches."""
-        return y.mean(1)
 
 
 def build(config: Config, stored: Stored) -> AttentionOnly:
     """The model that a config describes."""
-    sizes = {name: config.whole(name) for name in ("side", "channels", "patch", "d", "heads")}
-    vision = _Vision(**sizes, layers=config.layers("layers"), labels=classes(config))
-    return AttentionOnly(config, TABLE, vision)  # type: ignore[arg-type]  # it has what ImageModel asks of a vit
+    rows, columns = cells(config)
+    encoder = _Encoder(rows * columns, config.whole("d"), config.whole("heads"), config.layers("layers"))
+    return AttentionOnly(config, TABLE, Vision(config, encoder, classes(config)))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from regard.models import attention_only, bert, gpt2, llama, t5, vit
+from regard.models import attention_only, bert, gpt2, llama, relative_attention, resnet, t5, vit
 from regard.models.folder import Folder, some
 from regard.models.image_model import ImageModel
 from regard.models.images import Preprocessor
@@ -19,7 +19,9 @@ from regard.models.text import text_of
 __all__ = ["known", "load"]
 
 FAMILIES: dict[str, Build] = {
-    kind: file.build for file in (bert, gpt2, llama, t5, vit, attention_only) for kind in file.KINDS
+    kind: file.build
+    for file in (bert, gpt2, llama, t5, vit, attention_only, relative_attention, resnet)
+    for kind in file.KINDS
 }
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -35,7 +37,7 @@ def load(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
     - the folder has ``config.json`` and ``model.safetensors``, or an index with several files; ``tokenizer.json`` and
       ``preprocessor_config.json`` are used where they are there. Nothing is downloaded and no pickle is opened.
     - known are BERT, RoBERTa, DistilBERT, GPT-2, Llama, Mistral, Qwen2, Qwen3, T5 and ViT, with the heads that their
-      files name, and the image models of attention alone that ``regard train digits`` makes. A tensor that is missing,
+      files name, and the image models that ``regard train digits`` and ``pixels`` make. A tensor that is missing,
       left over or of the wrong shape raises, by name.
     - ``dtype`` None keeps the files': parameters are then views of mapped files, read as they are needed (a mixture of
       dtypes becomes the widest of them); another one is converted, tensor by tensor. A file that is replaced while a

@@ -217,13 +217,14 @@ class Loop:
         return torch.autocast("cpu", torch.bfloat16)
 
     def _recorder(self) -> Recorder | None:
-        if self.recipe.record == 0:
+        probes = self.task.probes()
+        if self.recipe.record == 0 or not probes:
             return None
         every = self.recipe.record_every
         recorder = Recorder(
             self.model,
             self.path / "evolution",
-            probes=self.task.probes(),
+            probes=probes,
             call=self.task.ask,
             grid=self.task.grid,
             steps=range(0, self.recipe.steps + 1, every) if every else None,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from regard.positions import Quadratic
 from regard.training.recipe import Recipe
 
 __all__ = ["adamw", "moments", "put", "remember", "weights", "whole"]
@@ -21,10 +22,15 @@ COUNT = "step"  # AdamW's own count of steps: one number a parameter, the same i
 
 
 def adamw(model: nn.Module, recipe: Recipe) -> AdamW:
-    """``p ← p − η (m̂ / (√v̂ + ε) + λ p)``, with λ = ``decay`` on matrices and 0 on vectors (norms, biases)"""
-    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": recipe.decay}, {"params": vectors, "weight_decay": 0.0}]
+    """``p ← p − η (m̂ / (√v̂ + ε) + λ p)``, with λ = ``decay`` on matrices, 0 on vectors (norms, biases) and on places
+
+    Centres of a ``Quadratic`` are places in a picture, which decay would pull to the query.
+    """
+    learned = [p for p in model.parameters() if p.requires_grad]
+    places = {id(p) for module in model.modules() if isinstance(module, Quadratic) for p in module.parameters()}
+    matrices = [p for p in learned if p.ndim > 1 and id(p) not in places]
+    others = [p for p in learned if p.ndim <= 1 or id(p) in places]
+    groups = [{"params": matrices, "weight_decay": recipe.decay}, {"params": others, "weight_decay": 0.0}]
     spread = any(_is_spread(p) for p in model.parameters())
     betas = (recipe.beta1, recipe.beta2)
     return AdamW([g for g in groups if g["params"]], lr=recipe.rate, betas=betas, fused=not spread)

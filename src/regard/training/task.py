@@ -72,7 +72,10 @@ class Task(ABC):
 
     @abstractmethod
     def probes(self) -> Sequence[Probe]:
-        """What the heads are asked as they evolve: ``natural`` first, ``repeated`` and ``random`` where they exist."""
+        """What the heads are asked as they evolve: ``natural`` first, ``repeated`` and ``random`` where they exist.
+
+        None, and nothing is recorded: for a model that has no heads.
+        """
 
     def ask(self, model: nn.Module, inputs: Tensor) -> Any:
         """Run the model on a probe's ids or pictures ``[B, …]``."""

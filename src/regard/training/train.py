@@ -61,7 +61,7 @@ def train(
 ) -> Result:
     """Train a task into ``folder``, or go on with the run that is there.
 
-    - ``task``: ``"text"``, ``"dates"``, ``"agreement"``, ``"digits"``, ``"repeats"``, or a class of your own.
+    - ``task``: ``"text"``, ``"dates"``, ``"agreement"``, ``"digits"``, ``"pixels"``, ``"repeats"``, or your own class.
     - ``changes``: what differs from the task's recipe, ``{"steps": 200, "model.layers": 2}``.
     - Ctrl-C writes a checkpoint and ends; the same call goes on from there, as it does after kill −9, a full disk, or
       the loss of a process. At the end the best weights are in ``folder/model``.

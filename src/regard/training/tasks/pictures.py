@@ -1,4 +1,4 @@
-"""Labelled pictures: scikit-learn's digits, or a folder with one sub-folder a class."""
+"""Labelled pictures: scikit-learn's digits, MNIST's files, or a folder with one sub-folder a class."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from torch import Tensor
 from regard.config import Config, read_json
 from regard.files import renamed, save_tensors
 from regard.models.images import Preprocessor
+from regard.training.tasks import idx
 
-__all__ = ["Pictures", "digits", "folder", "read", "write"]
+__all__ = ["Pictures", "digits", "folder", "mnist", "read", "write"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 CELLS = 2**30  # bytes of all pictures at their size; more does not belong in memory
@@ -55,10 +56,29 @@ def digits() -> Pictures:
     return Pictures(pixels, rows[:, -1], held_out, [str(i) for i in range(10)])
 
 
+def mnist(path: Path, side: int, channels: int) -> Pictures:
+    """MNIST's four files, or others of that form; those that its makers set apart for testing are held out."""
+    if channels != 1:
+        raise ValueError(f"data.channels is {channels}; the pictures in {path} are grey: give 1")
+    parts = [idx.read(path, name) for name in ("train", "t10k")]
+    for images, _ in parts:
+        if tuple(images.shape[1:]) != (side, side):
+            height, width = images.shape[1:]
+            raise ValueError(f"data.size is {side}; pictures in {path} are {height} × {width}: give data.size={width}")
+    held_out = torch.cat([torch.full((len(images),), at == 1) for at, (images, _) in enumerate(parts)])
+    pixels, classes = (torch.cat([part[i] for part in parts]) for i in range(2))
+    return Pictures(pixels.unsqueeze(1), classes.long(), held_out, [str(i) for i in range(int(classes.max()) + 1)])
+
+
 def folder(path: Path, side: int, channels: int) -> Pictures:
-    """PNG and JPEG files of ``path/CLASS/…``, resized to ``side``; one in five is held out, by a hash of its name."""
+    """PNG and JPEG files of ``path/CLASS/…``, resized to ``side``; one in five is held out, by a hash of its name.
+
+    A folder with MNIST's files is read as such.
+    """
     if not path.is_dir():
         raise ValueError(f"data.folder is {path}, which is no folder; it has one sub-folder a class")
+    if idx.there(path):
+        return mnist(path, side, channels)
     labels = sorted(x.name for x in path.iterdir() if x.is_dir() and not x.name.startswith("."))
     if len(labels) < 2:
         raise ValueError(f"data.folder {path} has {len(labels)} sub-folders; two classes at least are told apart")
