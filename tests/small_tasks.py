@@ -13,6 +13,8 @@ SMALL = {
     "dates": {"batch": 12, "data.checks": 40},
     "digits": {"batch": 12},
     "digits of attention": {"batch": 12, "model.kind": "attention"},
+    "pixels": {"batch": 12},
+    "pixels by content": {"batch": 12, "model.kind": "content"},
 }
 
 

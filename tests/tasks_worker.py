@@ -20,6 +20,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "text": {"data.window": 16, "data.vocabulary": 300, "model.layers": 2} | WIDTHS,
     "digits": WIDTHS,
     "digits attention": {"model.kind": "attention"} | WIDTHS,
+    "pixels": {"model.layers": 2, "model.value": 3} | WIDTHS,
 }
 
 

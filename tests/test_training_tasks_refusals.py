@@ -41,6 +41,8 @@ from regard.training.tasks import TASKS
         ("digits", {"data.folder": "nowhere", "data.channels": 2}, "data.channels is 2"),
         ("digits", {"data.folder": "nowhere"}, "nowhere, which is no folder"),
         ("digits", {"data.zoom": 1.0}, "data.zoom is 1; it must be ≥ 0 and < 1"),
+        ("pixels", {"data.size": 16}, "data.size is 16 and data.channels 1; digits have 8 and 1"),
+        ("pixels", {"data.turn": -1.0}, "data.turn is -1; it must be ≥ 0"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(name: str, changes: dict[str, object], message: str) -> None:
@@ -55,7 +57,7 @@ def test_what_is_wrong_is_said_in_a_line(name: str, changes: dict[str, object], 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model.heads": 3}, r"model\.heads is 3; it must divide model\.d, which is (64|128)"),
+        ({"model.heads": 5}, r"model\.heads is 5; it must divide model\.d, which is (54|64|128)"),
         ({"model.heads": 0}, r"model\.heads is 0; it must be a whole number from 1 to"),
         ({"model.d": 0}, r"model\.d is 0; it must be a whole number from 1 to"),
         ({"model.d": -64}, r"model\.d is -64"),

@@ -85,6 +85,8 @@ def replace(
     """
     if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
         raise ValueError(f"threshold is {threshold!r}; it must be a number from 0 to 1")
+    if not any(isinstance(module, MultiHeadAttention) for module in model.modules()):
+        raise ValueError(f"{type(model).__name__} has no regard.nn.MultiHeadAttention, whose heads could be replaced")
     training = model.training
     model.eval()
     try:
@@ -152,7 +154,7 @@ def _looked_at(model: nn.Module, seen: Any, grid: tuple[int, int] | None) -> lis
             )
         paths.append(path)
     if not paths:
-        raise ValueError(f"{type(model).__name__} has no self-attention by regard.nn.MultiHeadAttention to replace")
+        raise ValueError(f"{type(model).__name__} attended to nothing but contexts; heads of self-attention are replaced")
     return paths
 
 
