@@ -15,8 +15,9 @@ from test_operator import close
 from torch import Tensor, nn
 
 import regard
-from regard import Causal, Mask, Observe, Padding
+from regard import Causal, Observe, Padding
 from regard.kernels import same_weights
+from regard.masks import Mask
 
 GRID = (2, 3)
 MASKS = ("none", "causal", "padding", "dense", "dense by entry", "nothing")
@@ -130,6 +131,7 @@ CALLS = st.builds(
 )
 
 
+@pytest.mark.usefixtures("full_tiles")
 @settings(max_examples=120)
 @given(CALLS)
 def test_a_batch_is_what_its_entries_are_one_by_one(build: Callable[[torch.dtype], Given]) -> None:

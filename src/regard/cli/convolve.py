@@ -39,6 +39,9 @@ def convolve(
     bias: Annotated[bool, typer.Option(help="whether there is one")] = True,
     weights: Annotated[Path | None, typer.Option(help="a safetensors file with trained kernels")] = None,
     name: Annotated[str | None, typer.Option(help="which tensor of it is the kernel")] = None,
+    run: Annotated[Path | None, typer.Option(help="a run of pixels or digits, whose heads become convolutions")] = None,
+    threshold: Annotated[float, typer.Option(help="of a run: the fit from which heads are replaced")] = 0.9,
+    radius: Annotated[int, typer.Option(help="of a run: kernels have 2r + 1 taps an axis")] = 3,
     alpha: Annotated[float, typer.Option(help="the quadratic encoding's; inf is hard, and exact")] = math.inf,
     dense: Annotated[bool, typer.Option(help="ask at every place, then subsample")] = False,
     precision: Annotated[str, typer.Option(help="float64 or float32")] = "float64",
@@ -51,7 +54,20 @@ def convolve(
     regard convolve --kernel 3x3 --channels 16 --out 32 --size 32x32
     regard convolve --kernel 5 --stride 2 --padding 2 --mode circular
     regard convolve --weights model.safetensors --name conv1.weight --alpha 8
+
+    With --run: the heads of a trained model that are convolutions, replaced by them; what that changes in accuracy, and
+    the time at --size pixels a side, 64 unless given.
+
+    regard convolve --run runs/pixels --threshold 0.95 --plot kernels.png
     """
+    if run is not None:
+        # Here, not at the top: training takes a second to import.
+        from regard.cli.convolve_run import convolve_run
+
+        sides = _each("--size", size or "64", 2)
+        if sides[0] != sides[1]:
+            raise ValueError(f"--size is {size!r}; pictures of a run are square: give one number")
+        return convolve_run(run, threshold, radius, sides[0], plot, as_json)
     dtype = {"float32": torch.float32, "float64": torch.float64}.get(precision)
     if dtype is None:
         raise ValueError(f"--precision is {precision!r}; it must be float64 or float32")

@@ -154,7 +154,9 @@ def _looked_at(model: nn.Module, seen: Any, grid: tuple[int, int] | None) -> lis
             )
         paths.append(path)
     if not paths:
-        raise ValueError(f"{type(model).__name__} attended to nothing but contexts; heads of self-attention are replaced")
+        raise ValueError(
+            f"{type(model).__name__} attended to nothing but contexts; heads of self-attention are replaced"
+        )
     return paths
 
 

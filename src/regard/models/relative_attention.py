@@ -59,6 +59,17 @@ class RelativeAttention(MeanImageModel):
         """The layers' attention, first layer first."""
         return [module for module in self.modules() if isinstance(module, MultiHeadAttention)]
 
+    def resized(self, side: int) -> RelativeAttention:
+        """The same weights for pictures of another size: with the quadratic encoding, which is the same at any size."""
+        encoding = self.config.name("encoding", "quadratic")
+        if encoding != "quadratic":
+            raise ValueError(
+                f"the encoding is {encoding!r}, whose tables are as large as a picture; quadratic ones are not"
+            )
+        other = build(Config({**self.config, "side": side}), lambda key: None)
+        other.load_state_dict(self.state_dict())
+        return other.to(next(self.parameters())).train(self.training)
+
 
 def build(config: Config, stored: Stored) -> RelativeAttention:
     """The model that a config describes."""

@@ -97,6 +97,11 @@ class Evolution:
         return self.records[0].heads
 
     @property
+    def on_grid(self) -> bool:
+        """Whether rows are cells of a picture, so that profiles lie in the plane."""
+        return self.records[0].tensors["profile"].ndim == 3
+
+    @property
     def share(self) -> float:
         """The share of the time that recording took, until the last record."""
         seconds = self.records[-1].seconds

@@ -17,6 +17,7 @@ from regard import plots
 from regard.plots import EDGE, SERIES, font, frame, inches, name_axes, part, thin_ticks
 from regard.shapes import integer
 from regard.training.evolution import Evolution
+from regard.training.offset_figures import centres
 from regard.watching.kinds import KINDS
 from regard.watching.table import COLUMNS
 
@@ -124,10 +125,13 @@ def arrivals(evolution: Evolution) -> Figure:
 
 
 def save_figures(evolution: Evolution, folder: Path) -> list[Path]:
-    """All of them as PNG files in a folder: entropy and distance over time, a film of maps, and the arrivals."""
+    """All of them as PNG files in a folder: entropy and distance over time, a film of maps, the arrivals, and of models
+    of pictures where heads look from a pixel."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = {name: trajectories(evolution, name) for name in ("entropy", "distance")}
     figures |= {"film": film(evolution), "arrivals": arrivals(evolution)}
+    if evolution.on_grid:
+        figures["centres"] = centres(evolution)
     files = []
     for name, figure in figures.items():
         files.append(folder / f"{name}.png")
