@@ -11,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from regard.budget.flops_of_ops import register
 from regard.convolution import AttentionConvolution, leak, to_attention
 from regard.nn import MultiHeadAttention
 from regard.positions import Quadratic
@@ -180,19 +182,15 @@ def test_the_direct_form_asks_less_by_the_ratio_of_queries() -> None:
 
 
 def _products(layer: AttentionConvolution, x: Tensor) -> int:
-    """FLOPs of the score and value products: 2·B·H·n·m·(D_k + D_v), with sizes as the layer calls attention."""
-    seen: list[int] = []
-
-    def count(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        queries, keys = given
-        n, m = queries.shape[-2], keys.shape[-2]
-        a = layer.attention
-        seen.append(2 * len(keys) * a.heads * n * m * (a.d_key + a.d_value))
-
-    handle = layer.attention.register_forward_pre_hook(count)
-    layer(x)
-    handle.remove()
-    return seen[0]
+    """FLOPs of the score and value products, counted while the layer runs: 2·B·H·n·m·(D_k + D_v)."""
+    register()
+    with FlopCounterMode(display=False) as counter:
+        layer(x)
+    counted = int(counter.get_flop_counts()["Global"][torch.ops.regard.attention])
+    _, queries, keys = layer._tokens(x)
+    a = layer.attention
+    assert counted == 2 * len(keys) * a.heads * queries.shape[1] * keys.shape[1] * (a.d_key + a.d_value)
+    return counted
 
 
 def test_refusals() -> None:

@@ -59,6 +59,24 @@ def test_a_model_is_saved_and_read_back(kind: str, tmp_path: Path) -> None:
     assert logits.shape == (4, 10)
     assert len(set(map(tuple, logits.tolist()))) == 4  # pictures are told apart
     assert back.labels == [str(i) for i in range(10)]
+    fixed = [[name for name, p in one.named_parameters() if not p.requires_grad] for one in (model, back)]
+    assert fixed[0] == fixed[1] and len(fixed[0]) == (12 if kind in ("quadratic", "relative") else 0)
+
+
+@pytest.mark.usefixtures("full_tiles")
+def test_quadratic_models_read_pictures_of_any_size() -> None:
+    model = fresh(made(**{"model.layers": 1}))
+    larger = model.resized(11)
+    assert isinstance(larger, RelativeAttention) and larger.vit.grid == (11, 11) and not larger.training
+    _, seen = larger(torch.randn(1, 1, 11, 11), observe=Observe(grid=(11, 11), keep=True))
+    centers, alpha = (getattr(model.attentions[0].position, name).double() for name in ("centers", "alpha"))
+    cells = torch.cartesian_prod(torch.arange(11), torch.arange(11))
+    apart = (cells - cells[60]).double() - centers[3]
+    wanted = (-alpha[3] * apart.square().sum(-1)).softmax(-1)
+    found = seen["vit.encoder.blocks.0.attention"].weights(3, 60).double().flatten()
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match="the encoding is 'relative', whose tables are as large as a picture"):
+        fresh(made(**{"model.kind": "relative"})).resized(11)
 
 
 @pytest.mark.usefixtures("full_tiles")
@@ -208,7 +226,8 @@ def test_decay_shrinks_matrices_and_moves_no_centres() -> None:
         ({"model.alpha": 1e6}, "model.alpha is 1e+06"),
         ({"model.kind": "resnet", "model.layers": 3}, "model.layers is 3; a resnet's must be even, two convolutions"),
         ({"model.value": 0}, "model.value is 0; it must be a whole number from 1 to 1,048,576"),
-        ({"model.value": 2**20}, "model.value is 1048576 and model.heads 9; together at most 1,048,576 wide"),
+        ({"model.value": 2**20}, "model.layers=6, model.heads=9, model.value=1048576 make over 1e+09 parameters"),
+        ({"model.kind": "resnet", "model.d": 5400}, "model.d=5400, model.layers=6 make over 1e+09 parameters"),
         ({"model.patch": 3}, "model.patch is 3; it must divide data.size, which is 8"),
     ],
 )
@@ -312,6 +331,11 @@ def written(name: str, found: bytes) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_bytes(found)
 
 
+def one_class(folder: Path) -> None:
+    for part, many in (("train", TRAIN), ("t10k", TEST)):
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(packed(torch.zeros(many).long()))
+
+
 def instead(name: str, found: bytes) -> Callable[[Path], object]:
     """A packed file in the place of a plain one."""
 
@@ -339,12 +363,13 @@ BROKEN = GOOD[:10] + bytes(x ^ 255 for x in GOOD[10:16]) + GOOD[16:]
         (written(LABELS, packed(torch.zeros(TEST).long()) + b"\0"), f"{LABELS} says 7 bytes, but holds 8"),
         (written(LABELS, packed(torch.zeros(6).long())), "/mnist: t10k has 7 pictures and 6 classes; one each"),
         (written(IMAGES, packed(torch.zeros(0, 12, 12).long())), "/mnist: train has 0 pictures and 20 classes"),
+        (one_class, "are all of class 0; two classes at least are told apart"),
         (instead(LABELS, GOOD[:-9]), f"{LABELS}.gz cannot be read"),
         (instead(LABELS, BROKEN), f"{LABELS}.gz cannot be read"),
         (instead(LABELS, b"not packed at all"), f"{LABELS}.gz cannot be read"),
         (
             written(IMAGES, packed(torch.zeros(TRAIN, 12, 10).long())),
-            "/mnist are 12 × 10: give data.size=",
+            "/mnist are 12 × 10: square ones are learned from",
         ),
     ],
 )

@@ -148,5 +148,7 @@ def _floating(name: str, tensor: Tensor) -> Tensor:
 
 
 def _set(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """A parameter with what is stored; one that is fixed (``requires_grad`` False) stays so."""
     module, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(module), leaf, nn.Parameter(tensor))
+    owner = model.get_submodule(module)
+    setattr(owner, leaf, nn.Parameter(tensor, requires_grad=getattr(owner, leaf).requires_grad))

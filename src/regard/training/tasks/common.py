@@ -18,9 +18,9 @@ from regard.training.task import Batch
 from regard.watching.probes import Probe
 
 __all__ = [
-    *("BEGIN", "END", "LONGEST", "NOTHING", "NUMBERS", "PAD", "SPECIAL", "UNKNOWN", "VOCABULARY"),
+    *("BEGIN", "END", "LONGEST", "NOTHING", "NUMBERS", "PAD", "PARAMETERS", "SPECIAL", "UNKNOWN", "VOCABULARY"),
     *("characters", "check_batch", "check_sizes", "in_parts", "llama", "own_path", "repeated", "share", "summed"),
-    *("whole", "words"),
+    *("WIDEST", "whole", "words"),
 ]
 
 # What is larger than these is refused before anything is built: it would end in no memory, or never.

@@ -64,9 +64,12 @@ def mnist(path: Path, side: int, channels: int) -> Pictures:
     for images, _ in parts:
         if tuple(images.shape[1:]) != (side, side):
             height, width = images.shape[1:]
-            raise ValueError(f"data.size is {side}; pictures in {path} are {height} × {width}: give data.size={width}")
+            right = f"give data.size={width}" if height == width else "square ones are learned from"
+            raise ValueError(f"data.size is {side}; pictures in {path} are {height} × {width}: {right}")
     held_out = torch.cat([torch.full((len(images),), at == 1) for at, (images, _) in enumerate(parts)])
     pixels, classes = (torch.cat([part[i] for part in parts]) for i in range(2))
+    if not int(classes.max()):
+        raise ValueError(f"the pictures in {path} are all of class 0; two classes at least are told apart")
     return Pictures(pixels.unsqueeze(1), classes.long(), held_out, [str(i) for i in range(int(classes.max()) + 1)])
 
 

@@ -11,7 +11,7 @@ import torch
 from regard.config import Config
 from regard.models import ImageModel, relative_attention, resnet
 from regard.training.recipe import Recipe
-from regard.training.tasks.common import WIDEST, check_sizes, whole
+from regard.training.tasks.common import PARAMETERS, WIDEST, check_sizes, whole
 from regard.training.tasks.picture_task import PictureTask
 from regard.watching.probes import Probe
 
@@ -25,8 +25,7 @@ class PixelsTask(PictureTask):
     ``model.kind`` is the encoding of ``regard.models.relative_attention``, "quadratic", "relative" or "content", or
     "resnet": as many 3 × 3 convolutions as there are layers, in residual blocks, the control. ``model.value`` is D_o of
     a head. The first centres Δ of quadratic heads are drawn from N(0, ``model.spread``²), and α begins at
-    ``model.alpha``. A residual network has no heads: ``model.heads``, ``hidden``, ``value``, ``spread`` and ``alpha``
-    are not looked at, and nothing is recorded.
+    ``model.alpha``. A residual network has no heads: what is said of them changes nothing, and nothing is recorded.
     """
 
     name: ClassVar[str] = "pixels"
@@ -34,13 +33,13 @@ class PixelsTask(PictureTask):
     kinds: ClassVar[tuple[str, ...]] = (*relative_attention.ENCODINGS, "resnet")
     recipe: ClassVar[Recipe] = Recipe(
         task="pixels",
-        steps=1500,
+        steps=2000,
         batch=64,
         rate=3e-3,
         warmup=100,
         model={
             **{"kind": "quadratic", "d": 54, "heads": 9, "layers": 6, "hidden": 108, "value": 12, "patch": 1},
-            **{"spread": 0.5, "alpha": 1.0},
+            **{"spread": 0.7, "alpha": 2.0},
         },
         data={"folder": "", "size": 8, "channels": 1, "shift": 0.75, "turn": 10.0, "zoom": 0.1},
     )
@@ -52,15 +51,16 @@ class PixelsTask(PictureTask):
             raise ValueError(f"model.spread is {self.spread:g}; it must be a number ≥ 0, of pixels")
         if not 0 < self.alpha < 1e6:
             raise ValueError(f"model.alpha is {self.alpha:g}; it must be a number > 0")
-        vectors = self.channels * self.patch**2
-        check_sizes(recipe, vectors, hidden=self.kind != "resnet")
-        value, heads = whole(recipe, "model.value", most=WIDEST), int(recipe.model["heads"])
-        if value * heads > WIDEST:
-            raise ValueError(f"model.value is {value} and model.heads {heads}; together at most {WIDEST:,} wide")
-        if self.kind == "resnet" and int(recipe.model["layers"]) % 2:
-            raise ValueError(
-                f"model.layers is {recipe.model['layers']}; a resnet's must be even, two convolutions a block"
-            )
+        check_sizes(recipe, self.channels * self.patch**2, hidden=self.kind != "resnet")
+        d, heads, layers = (int(recipe.model[name]) for name in ("d", "heads", "layers"))
+        value = whole(recipe, "model.value", most=WIDEST)
+        count = layers * (9 * d * d if self.kind == "resnet" else 2 * d * heads * value)
+        if count > PARAMETERS:
+            sizes = f"model.d={d}, model.layers={layers}"
+            sizes += "" if self.kind == "resnet" else f", model.heads={heads}, model.value={value}"
+            raise ValueError(f"{sizes} make over {PARAMETERS:.0g} parameters; at most as many are trained here")
+        if self.kind == "resnet" and layers % 2:
+            raise ValueError(f"model.layers is {layers}; a resnet's must be even, two convolutions a block")
 
     def built(self, preprocessor: bytes) -> ImageModel:
         model = resnet.build(self._config(), lambda key: None) if self.kind == "resnet" else self._attending()
