@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli import budget, convolve, describe, generate, look, train
+from regard.cli import budget, claims, convolve, describe, generate, look, train
 
 __all__ = ["app", "run"]
 
@@ -24,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("budget")(budget.budget)
+app.command("claims")(claims.claims)
 app.command("convolve")(convolve.convolve)
 app.command("describe")(describe.describe)
 app.command("generate")(generate.generate)

@@ -61,7 +61,7 @@ CLAIM = Claim(
     id="hard-limit",
     sources=("000", "002"),
     statement="As the inverse temperature β grows, softmax(β s) becomes the one-hot argmax.",
-    formula=r"\lim_{\beta \to \infty} \operatorname{softmax}(\beta s) = e_{\arg\max_j s_j}",
+    formula=r"\lim_{\beta \to \infty} \operatorname{softmax}(\beta s) = e_{\operatorname{argmax}_j s_j}",
     refuted="Scores for which the limit is not one-hot.",
     control="β = 1, asked whether it gives the argmax.",
     verdict=HOLDS_IF,

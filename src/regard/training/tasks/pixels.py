@@ -33,7 +33,7 @@ class PixelsTask(PictureTask):
     kinds: ClassVar[tuple[str, ...]] = (*relative_attention.ENCODINGS, "resnet")
     recipe: ClassVar[Recipe] = Recipe(
         task="pixels",
-        steps=2000,
+        steps=1500,
         batch=64,
         rate=3e-3,
         warmup=100,

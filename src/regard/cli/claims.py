@@ -1,0 +1,91 @@
+"""``regard claims``: every claim of the theory, executed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from regard.claims import Result, ledger, run
+from regard.claims.claim import FAILS, HOLDS, HOLDS_IF, UNDECIDED
+from regard.files import renamed
+
+MARKS = {HOLDS: ("✓", "green"), HOLDS_IF: ("◐", "yellow"), FAILS: ("✗", "red"), UNDECIDED: ("?", "magenta")}
+
+
+def claims(
+    only: Annotated[list[str] | None, typer.Option(help="run this claim; may be given several times")] = None,
+    source: Annotated[str | None, typer.Option(help="run the claims of one document: 000 … 004")] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="claims about training with real runs, three seeds each")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    report: Annotated[Path | None, typer.Option(help="write a page: statements, figures, numbers, code")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="write a table and the corrections")] = None,
+) -> None:
+    """Run the claims of the theory; exits with 1 where a verdict is not the recorded one.
+
+    regard claims --source 002
+    regard claims --only hard-limit --only strided --json
+    regard claims --report claims.html
+    """
+    chosen = ledger(only or (), source)
+    console = Console(highlight=False, markup=False)
+    if as_json:
+        results = run(chosen, full=full)
+        typer.echo(json.dumps([one.to_dict() for one in results], ensure_ascii=False, allow_nan=False, indent=1))
+    else:
+        columns = (TextColumn("{task.completed} of {task.total}"), BarColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=console, transient=True) as progress:
+            bar = progress.add_task(chosen[0].id if chosen else "", total=len(chosen))
+
+            def told(result: Result) -> None:
+                after = chosen.index(result.claim) + 1
+                progress.update(bar, advance=1, description=chosen[after].id if after < len(chosen) else "")
+                for line in _lines(result, console.width):
+                    progress.console.print(line)
+
+            results = run(chosen, full=full, told=told)
+        console.print(_summary(results))
+    _write(results, report, markdown)
+    if not all(one.as_recorded for one in results):
+        raise typer.Exit(1)
+
+
+def _lines(result: Result, width: int) -> list[Text]:
+    """The claim with its verdict, and the evidence below it."""
+    mark, colour = MARKS[result.verdict]
+    first = Text(f"{mark} ", style=colour)
+    first.append(f"{result.claim.id:<42}", style="default")
+    first.append(f"{result.verdict:<18}", style=colour)
+    first.append(f"{result.seconds:5.1f} s", style="dim")
+    if not result.as_recorded:
+        first.append(f"  recorded: {result.claim.verdict}", style="bold red")
+    said = Text(f"  {result.line}", style="dim")
+    said.truncate(width, overflow="ellipsis")
+    return [first, said] if result.line else [first]
+
+
+def _summary(results: list[Result]) -> str:
+    counts = [f"{sum(one.verdict == verdict for one in results)} {verdict}" for verdict in (HOLDS, HOLDS_IF, FAILS)]
+    other = sum(not one.as_recorded for one in results)
+    seconds = sum(one.seconds for one in results)
+    return f"{len(results)} claims: {', '.join(counts)}; {other} not as recorded; {seconds:.0f} s"
+
+
+def _write(results: list[Result], report: Path | None, markdown: Path | None) -> None:
+    if report is not None:
+        from regard.claims.report import report as page
+
+        with renamed(report) as temporary:
+            temporary.write_text(page(results), encoding="utf-8")
+    if markdown is not None:
+        from regard.claims.markdown import markdown as text
+
+        with renamed(markdown) as temporary:
+            temporary.write_text(text(results), encoding="utf-8")

@@ -1,0 +1,36 @@
+"""Flips of the claims about limits of softmax, about noise, and about equal heads."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import regard
+
+
+def scaled(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """1/√d on top of what is asked for."""
+    out: Tensor = regard.attention(q, k, v, scale=scale / math.sqrt(q.shape[-1]))
+    return out
+
+
+FLIPS: dict[str, list[dict[str, Any]]] = {
+    "soft-limit": [
+        {"attend": lambda q, k, v, scale: regard.attention(q, k, v, scale=max(scale, 1.0))},  # never soft
+        {"attend": lambda q, k, v, scale: regard.attention(q, k, v, scale=scale, mask=regard.Causal())},
+        {"attend": lambda q, k, v, scale: regard.attention(q, k, v, scale=scale**0.5)},  # another rate
+    ],
+    "copying": [
+        {"attend": scaled},
+        {"needed": lambda n, short: math.log(1 / short)},  # the number of keys forgotten
+        {"needed": lambda n, short: 2 * math.log(n / short)},  # enough, but not what is needed
+    ],
+    "average-of-two": [
+        {"attend": scaled},
+        {"formula": lambda beta, n: 1 / (2 + n * math.exp(-beta))},  # n for n − 2
+        {"keys": lambda n, d, draw: torch.randn(n, d, generator=draw, dtype=torch.float64)},
+    ],
+}
