@@ -11,7 +11,6 @@ import claim_flips
 import pytest
 
 from regard.claims import claim
-from regard.claims.claim import FAILS, HOLDS, HOLDS_IF, Evidence
 from regard.claims.ledger import IDS
 
 FLIPS: dict[str, list[dict[str, Any]]] = {

@@ -6,10 +6,7 @@ import base64
 import json
 import math
 import re
-import shutil
-from collections.abc import Iterator
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -23,9 +20,6 @@ from regard.watching import Seen, page
 from regard.watching.page import html
 
 HOSTILE = ["</script><img src=x onerror=alert(1)>", "<!--", "{{script}}", "\ud800", '"\\', "&lt;b&gt;", "</SCRIPT >"]
-CHROMIUM = shutil.which("chromium")
-QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-QUIET += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
 
 def data_of(text: str) -> dict[str, Any]:
@@ -193,40 +187,14 @@ def test_maps_that_are_too_large_are_pooled_further(monkeypatch: pytest.MonkeyPa
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("these open the page in a browser, and there is no chromium on this machine")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield opened
-        opened.close()
-
-
 @pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Any]:
-    """Opens what was seen as a file; at the end no error was reported and nothing else was asked for."""
-    problems: list[str] = []
-    asked: list[str] = []
-    contexts = []
+def show(show_page: Any) -> Any:
+    """Opens what was seen."""
 
     def opened(seen: Seen, width: int = 1280, **given: Any) -> Any:
-        file = tmp_path / "page.html"
-        file.write_text(html(seen, **given), encoding="utf-8")
-        contexts.append(browser.new_context(viewport={"width": width, "height": 844}))
-        tab = contexts[-1].new_page()
-        tab.on("console", lambda message: problems.append(message.text))
-        tab.on("pageerror", lambda error: problems.append(str(error)))
-        tab.on("request", lambda request: asked.append(request.url.split(":")[0]))
-        tab.goto(file.as_uri())
-        return tab
+        return show_page(html(seen, **given), width)
 
-    yield opened
-    for context in contexts:
-        context.close()
-    assert problems == [] and asked.count("file") == len(contexts) and set(asked) <= {"file", "data"}
+    return opened
 
 
 def shaded(tab: Any, block: int = 0) -> dict[int, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import count
 from typing import Any
 
 import torch
@@ -10,10 +11,19 @@ from torch import Tensor
 
 import regard
 
+CALLS = count()
+
 
 def scaled(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """1/√d on top of what is asked for."""
     out: Tensor = regard.attention(q, k, v, scale=scale / math.sqrt(q.shape[-1]))
+    return out
+
+
+def own_noise(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """As if each call, so each head, saw samples of the keys of its own."""
+    order = torch.randperm(len(k), generator=torch.Generator().manual_seed(int(1e6 * q.abs().sum()) + next(CALLS)))
+    out: Tensor = regard.attention(q, k[order], v, scale=scale)
     return out
 
 
@@ -32,5 +42,16 @@ FLIPS: dict[str, list[dict[str, Any]]] = {
         {"attend": scaled},
         {"formula": lambda beta, n: 1 / (2 + n * math.exp(-beta))},  # n for n − 2
         {"keys": lambda n, d, draw: torch.randn(n, d, generator=draw, dtype=torch.float64)},
+    ],
+    "noisy-key-breaks-one-head": [
+        {"along": 0.0},  # nothing varies along μ_a
+        {"attend": scaled},
+        {"attend": lambda q, k, v, scale: regard.attention(q, k / k.norm(dim=-1, keepdim=True), v, scale=scale)},
+    ],
+    "two-heads-are-steadier": [
+        {"corrected": lambda a, b, t: (t * (a + b), t * (a + b))},
+        {"corrected": lambda a, b, t: (t * a, t * a)},
+        {"proposed": lambda a, b, t: (t * a, t * b), "different": lambda a, b, t: (t * a, 2 * t * b)},
+        {"attend": own_noise},
     ],
 }

@@ -90,7 +90,9 @@ def _figure(claim: Claim, series: Series) -> str:
     drawn = io.StringIO()
     # Words stay words, and names inside one drawing do not meet those of another.
     with plots.part("").rc_context({"svg.fonttype": "none", "svg.hashsalt": f"{claim.id} {series.title}"}):
-        figure.savefig(drawn, format="svg", metadata={"Date": None}, transparent=True)
+        figure.savefig(
+            drawn, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")), transparent=True
+        )
     svg = drawn.getvalue()
     svg = svg[svg.index("<svg") :]
     label = escape(f"{series.title}: {series.y} against {series.x}")

@@ -64,18 +64,17 @@ def _lines(result: Result, width: int) -> list[Text]:
     first.append(f"{result.claim.id:<42}", style="default")
     first.append(f"{result.verdict:<18}", style=colour)
     first.append(f"{result.seconds:5.1f} s", style="dim")
-    if not result.as_recorded:
-        first.append(f"  recorded: {result.claim.verdict}", style="bold red")
     said = Text(f"  {result.line}", style="dim")
     said.truncate(width, overflow="ellipsis")
-    return [first, said] if result.line else [first]
+    other = Text(f"  recorded: {result.claim.verdict}", style="bold red")
+    return [first, *([] if result.as_recorded else [other]), *([said] if result.line else [])]
 
 
 def _summary(results: list[Result]) -> str:
-    counts = [f"{sum(one.verdict == verdict for one in results)} {verdict}" for verdict in (HOLDS, HOLDS_IF, FAILS)]
+    counts = [f"{verdict} {sum(one.verdict == verdict for one in results)}" for verdict in (HOLDS, HOLDS_IF, FAILS)]
     other = sum(not one.as_recorded for one in results)
     seconds = sum(one.seconds for one in results)
-    return f"{len(results)} claims: {', '.join(counts)}; {other} not as recorded; {seconds:.0f} s"
+    return f"claims: {len(results)}; {', '.join(counts)}; not as recorded {other}; {seconds:.0f} s"
 
 
 def _write(results: list[Result], report: Path | None, markdown: Path | None) -> None:

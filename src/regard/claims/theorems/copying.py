@@ -18,17 +18,21 @@ def gap_needed(n: int, short: float) -> float:
     return math.log((n - 1) * (1 - short) / short)
 
 
-def weight(scores: Tensor, attend: Callable[..., Any]) -> float:
-    """The first key's weight, unscaled as in the document: keys s, the query 1, values e_j, in rows of any width."""
-    n, width = len(scores), 4
-    q, k = scores.new_zeros(1, 1, 1, width), scores.new_zeros(1, 1, n, width)
+def output(scores: Tensor, values: Tensor, attend: Callable[..., Any]) -> Tensor:
+    """The output at given scores, unscaled as in the document: keys (s_j, 0, 0, 0) and the query (1, 0, 0, 0)."""
+    q, k = scores.new_zeros(1, 1, 1, 4), scores.new_zeros(1, 1, len(scores), 4)
     q[..., 0], k[..., 0] = 1.0, scores
-    out: Tensor = attend(q, k, torch.eye(n).to(scores).view(1, 1, n, n), scale=1.0)
-    return float(out.flatten()[0])
+    out: Tensor = attend(q, k, values[None, None], scale=1.0)
+    return out.flatten()
 
 
-def as_written(found: Evidence, n: int, short: float, draw: torch.Generator, attend: Callable[..., Any]) -> None:
-    """A score many times the others; and a query that is aligned with one key."""
+def weight(scores: Tensor, attend: Callable[..., Any]) -> float:
+    """The first key's weight: the output with values e_j."""
+    return float(output(scores, torch.eye(len(scores)).to(scores), attend)[0])
+
+
+def as_written(found: Evidence, n: int, short: float, draw: torch.Generator, attend: Callable[..., Any]) -> float:
+    """A score many times the others; and a query that is aligned with one key. Gives the first one's weight."""
     many = torch.full((n,), 0.01, dtype=torch.float64)
     many[0] = 1.0
     got = weight(many, attend)
@@ -51,6 +55,7 @@ def as_written(found: Evidence, n: int, short: float, draw: torch.Generator, att
         float(out[0]) >= 1 - short,
         f"aligned weight {float(out[0]):.3f}; a key at cosine 0.6, three times as long, has {float(out[1]):.3f}",
     )
+    return got
 
 
 def check(
@@ -64,7 +69,7 @@ def check(
     """≫ as a ratio, as alignment, and as a difference: which of them gives the weight 1 − ε."""
     found = Evidence()
     draw = torch.Generator().manual_seed(seed)
-    as_written(found, n, short, draw, attend)
+    ratio = as_written(found, n, short, draw, attend)
     sizes = [2, n, 8 * n, 64 * n]
     tied, less, spread = [], [], []
     for size in sizes:
@@ -84,6 +89,11 @@ def check(
     found.condition(
         "a lead smaller by 0.1 is not enough when the others tie", max(less) < 1 - short, f"{max(less):.5f} at most"
     )
+    lower = -3 * torch.rand(n, generator=draw, dtype=torch.float64)
+    lower[0] = needed(n, short)
+    values = torch.randn(n, 16, generator=draw, dtype=torch.float64)
+    far = float((output(lower, values, attend) - values[0]).norm() / (values - values[0]).norm(dim=-1).max())
+    found.condition("the output is then v_j but for ε of the distance between values", far <= short, f"but for {far:.4f}")
     fixed = torch.zeros(64 * n, dtype=torch.float64)
     fixed[0] = needed(n, short)
     lost = weight(fixed, attend)
@@ -91,7 +101,7 @@ def check(
         f"the lead for {n} keys is enough among {64 * n}", lost >= 1 - short, f"weight {lost:.3f} among {64 * n}"
     )
     draw_curves(found, n, attend)
-    found.numbers |= {"n": n, "ε": short, "lead needed": needed(n, short), "weight at a ratio of 100": tied[1]}
+    found.numbers |= {"n": n, "ε": short, "lead needed": needed(n, short), "weight at a ratio of 100": ratio}
     found.numbers["leads for growing n"] = [needed(size, short) for size in sizes]
     return found
 

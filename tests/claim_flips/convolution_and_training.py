@@ -1,0 +1,49 @@
+"""Flips of the claims on convolution, and on what heads become in training."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+import regard
+from regard.convolution import AttentionConvolution, to_attention
+
+
+def changed(conv: nn.Conv2d, **what: Any) -> nn.Conv2d:
+    """A copy with other attributes."""
+    other = copy.deepcopy(conv)
+    for name, value in what.items():
+        setattr(other, name, value)
+    return other
+
+
+def flipped(conv: nn.Conv2d) -> AttentionConvolution:
+    """The kernel turned by half a turn: offsets of the other sign."""
+    other = copy.deepcopy(conv)
+    with torch.no_grad():
+        other.weight.copy_(conv.weight.flip(2, 3))
+    return to_attention(other)
+
+
+FLIPS: dict[str, list[dict[str, Any]]] = {
+    "diagonal-attention-is-1x1-convolution": [
+        {"alone": regard.Window(1)},  # neighbours too
+        {"attend": lambda q, k, v, **how: regard.attention(q, k.roll(1, -2), v, **how)},  # keys of others
+        {"attend": lambda q, k, v, **how: regard.attention(q, k, v, **({"scale": math.inf} | how | {"scale": math.inf}))},
+    ],
+    "band-of-thirds-is-convolution-3": [
+        {"band": regard.Window(2, 0)},  # two before and oneself
+        {"band": regard.Window(2)},
+        {"kernel": lambda mix: mix.mT.unsqueeze(-1).expand(-1, -1, 3)},  # a sum, not a mean
+    ],
+    "attention-is-convolution": [
+        {"convert": flipped},
+        {"convert": lambda conv: to_attention(conv, alpha=3.0)},
+        {"attend": lambda q, k, v, mask: regard.attention(q, k, v, mask=mask.roll(1, -1))},
+        {"attend": lambda q, k, v, mask: regard.attention(q, k, v.roll(1, 1), mask=mask)},  # heads' values mixed up
+    ],
+}

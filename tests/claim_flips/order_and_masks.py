@@ -1,0 +1,83 @@
+"""Flips of the claims on order, positions, masks and what reaches what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import regard
+from regard.nn import Decoder, Encoder, MultiHeadAttention
+
+
+class Pooled(MultiHeadAttention):
+    """Gives every position the mean over positions: invariant, as the document says."""
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        out = super().forward(*args, **options)
+        return out.mean(-2, keepdim=True).expand_as(out)
+
+
+def equal_rows(length: int, d: int) -> regard.Learned:
+    """A learned table that was started with one vector for all places."""
+    table = regard.Learned(length, d)
+    nn.init.ones_(table.weight)
+    return table
+
+
+class Chirp(regard.Sinusoidal):
+    """Angles that grow as p²."""
+
+    def code(self, n: int, start: int = 0) -> Tensor:
+        return self.code_at(torch.arange(start, start + n))
+
+    def code_at(self, at: Tensor) -> Tensor:
+        return super().code_at(at**2)
+
+
+class Leaky(Decoder):
+    """Sees one position ahead."""
+
+    def forward(self, x: Tensor, *, padding: Tensor | None = None) -> Any:  # type: ignore[override]
+        near = regard.Causal(offset=1)
+        return self.run(x, mask=near if padding is None else near & regard.Padding(padding))[0]
+
+
+FLIPS: dict[str, list[dict[str, Any]]] = {
+    "order-blind": [
+        {"make": lambda d, heads, mask=None: MultiHeadAttention(d, heads, position=regard.Rotary(d // heads))},
+        {"make": lambda d, heads, mask=None: MultiHeadAttention(d, heads, mask=regard.Causal())},
+        {"make": Pooled},
+        {"sees": lambda d: nn.Identity()},
+    ],
+    "position-breaks-symmetry": [
+        {"distance": lambda: regard.RelativeTable(2, 5)},  # the sign is there: holds as written
+        {"signed": lambda heads, c: regard.ALiBi()},  # the sign is lost
+        {"learned": equal_rows},
+        {"sinusoidal": lambda d: regard.Sinusoidal(d, grid=(1, 1))},  # codes the last word alone
+    ],
+    "sinusoid-offsets-are-linear": [
+        {"code": lambda d: regard.Learned(5000, d)},
+        {"code": Chirp},
+        {"code": lambda d: regard.Sinusoidal(d - 1)},
+        {"attend": lambda q, k, v, scale: regard.attention(-q, k, v, scale=scale)},
+    ],
+    "causal-mask": [
+        {"mask": regard.Causal(offset=1)},
+        {"mask": regard.Window(9)},
+        {"make": Encoder},
+        {"attend": lambda q, k, v, mask: regard.attention(q, k, v, bias=-20.0 * ~mask.dense(q.shape[-2], k.shape[-2]))},
+    ],
+    "padding-mask": [
+        {"hide": lambda real: None},
+        {"hide": lambda real: regard.Padding(~real)},  # torch's convention, True = ignore
+        {"hide": lambda real: regard.Padding(real | real.roll(1, -1))},  # off by one
+        {"attend": lambda q, k, v, mask: regard.attention(q, k, v, bias=-1.0 * ~mask.keys[:, None, None])},
+    ],
+    "causal-makes-right-padding-free": [
+        {"make": Encoder},
+        {"place": lambda n, lengths: torch.arange(n) >= n - lengths.unsqueeze(-1)},
+        {"make": lambda d, heads, layers: Leaky(d, heads, layers)},
+    ],
+}
