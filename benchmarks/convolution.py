@@ -2,18 +2,21 @@
 
     python benchmarks/convolution.py [PART …] [--out runs] [--seeds 3]
 
-``digits``: trains `pixels` with every kind of model and several seeds into ``--out/pixels-KIND-SEED`` (a run that has
-ended is not repeated), then prints accuracies, offsets before and after, and the figure's place. ``replace``: of those
+``digits``: trains `pixels` into ``--out/pixels-KIND-SEED`` (a run that has ended is not repeated), quadratic heads and
+the residual network with several seeds, the other kinds with one; then prints accuracies, offsets before and after, and the figure's place. ``replace``: of those
 runs with the quadratic encoding, heads replaced by convolutions: accuracy before and after, and time at 64 × 64 pixels.
-``alpha``: the error of soft heads against α, beside its bound. ``stride``: products counted, direct and dense. All four
-unless named; each exits with an error where the bar that the project set itself is missed.
+``alpha``: the error of soft heads against α, beside its bound. ``stride``: products counted, direct and dense.
+``shared``: what it saves that a batch of pictures shares its weights. All unless named; ends with an error where a bar
+that the project set itself is missed.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 import statistics
+import time
 from pathlib import Path
 
 import torch
@@ -21,11 +24,13 @@ from rich.console import Console
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import regard
 from regard import plots
 from regard.budget.flops_of_ops import register
 from regard.convolution import to_attention
 from regard.convolution.of_run import replace_in_run
 from regard.convolution.verify import verify
+from regard.kernels import same_weights
 from regard.terminal import plain_table
 from regard.training import evolution, train
 from regard.training.offset_figures import centres
@@ -50,17 +55,18 @@ def main() -> None:
 
 
 def _digits(out: Path, seeds: int) -> bool:
-    table = plain_table(f"held-out accuracy of `pixels`, {seeds} seeds")
+    table = plain_table("held-out accuracy of `pixels`, percent")
     for column in ("model", "mean", "spread", "each", "weights", "seconds"):
         table.add_column(column, justify="left" if column == "model" else "right")
     means = {}
     for kind in KINDS:
-        runs = [train("pixels", _folder(out, kind, seed), {"seed": seed, "model.kind": kind}) for seed in range(seeds)]
+        many = seeds if kind in ("quadratic", "resnet") else 1
+        runs = [train("pixels", _folder(out, kind, seed), {"seed": seed, "model.kind": kind}) for seed in range(many)]
         scores = [100 * run.best["scores"]["accuracy"] for run in runs if run.best is not None]
         means[kind] = statistics.mean(scores)
-        spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
+        spread = f"{statistics.stdev(scores):.2f}" if len(scores) > 1 else "–"
         each, took = " ".join(f"{x:.2f}" for x in scores), statistics.mean(run.seconds for run in runs)
-        table.add_row(kind, f"{means[kind]:.2f}", f"{spread:.2f}", each, f"{_weights(kind):,}", f"{took:.0f}")
+        table.add_row(kind, f"{means[kind]:.2f}", spread, each, f"{_weights(kind):,}", f"{took:.0f}")
     say(table)
     most = [_offsets(out, "quadratic", seed) for seed in range(seeds)]
     apart = means["resnet"] - means["quadratic"]
@@ -138,6 +144,35 @@ def _stride(out: Path, seeds: int) -> bool:
     return good
 
 
+def _shared(out: Path, seeds: int) -> bool:
+    """Weights that a batch shares computed once, against entry by entry; both in turn, the same results."""
+    table = plain_table("attention at scale 0 with a Quadratic of 9 heads on 8 × 8 cells, values of width 12")
+    for column in ("batch", "", "one by one (ms)", "shared (ms)", "ratio"):
+        table.add_column(column, justify="right")
+    good = True
+    for batch, backward in ((16, False), (64, False), (64, True)):
+        near, q = regard.Quadratic(8, 8, heads=9), torch.zeros(batch, 9, 64, 1)
+        v = torch.randn(batch, 9, 64, 12, requires_grad=backward)
+        times = {1: math.inf, same_weights.WIDEST: math.inf}
+        results = []
+        for _ in range(20):
+            for widest in times:
+                same_weights.WIDEST = widest
+                began = time.perf_counter()
+                y = regard.attention(q, q, v, bias=near, scale=0.0)
+                if backward:
+                    y.sum().backward()
+                times[widest] = min(times[widest], time.perf_counter() - began)
+                results.append(y.detach())
+        assert all(torch.allclose(x, results[0], atol=1e-6) for x in results)
+        apart, together = times.values()
+        label = "forward + backward" if backward else "forward"
+        table.add_row(str(batch), label, f"{1e3 * apart:.2f}", f"{1e3 * together:.2f}", f"{apart / together:.2f}")
+        good &= together < apart
+    say(table)
+    return good
+
+
 def _queries(layer: nn.Module, x: torch.Tensor) -> int:
     return len(layer._tokens(x)[1][0])  # type: ignore[operator]
 
@@ -154,7 +189,7 @@ def _folder(out: Path, kind: str, seed: int) -> Path:
     return out / f"pixels-{kind}-{seed}"
 
 
-PARTS = {"digits": _digits, "replace": _replace, "alpha": _alpha, "stride": _stride}
+PARTS = {"digits": _digits, "replace": _replace, "alpha": _alpha, "stride": _stride, "shared": _shared}
 
 if __name__ == "__main__":
     main()

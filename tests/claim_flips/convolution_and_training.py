@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import regard
+from regard.claims.theorems.convolution_needs_value_width import best, random_factors
 from regard.convolution import AttentionConvolution, to_attention
 
 
@@ -33,7 +34,7 @@ FLIPS: dict[str, list[dict[str, Any]]] = {
     "diagonal-attention-is-1x1-convolution": [
         {"alone": regard.Window(1)},  # neighbours too
         {"attend": lambda q, k, v, **how: regard.attention(q, k.roll(1, -2), v, **how)},  # keys of others
-        {"attend": lambda q, k, v, **how: regard.attention(q, k, v, **({"scale": math.inf} | how | {"scale": math.inf}))},
+        {"attend": lambda q, k, v, **how: regard.attention(q, k, v, **(how | {"scale": math.inf}))},
     ],
     "band-of-thirds-is-convolution-3": [
         {"band": regard.Window(2, 0)},  # two before and oneself
@@ -45,5 +46,30 @@ FLIPS: dict[str, list[dict[str, Any]]] = {
         {"convert": lambda conv: to_attention(conv, alpha=3.0)},
         {"attend": lambda q, k, v, mask: regard.attention(q, k, v, mask=mask.roll(1, -1))},
         {"attend": lambda q, k, v, mask: regard.attention(q, k, v.roll(1, 1), mask=mask)},  # heads' values mixed up
+    ],
+    "dilated": [
+        {"offsets": lambda dilation: [(y, x) for y in (-1, 0, 1) for x in (-1, 0, 1)]},  # contiguous
+        {"offsets": lambda dilation: [(dilation * x, dilation * y) for y in (-1, 0, 1) for x in (-1, 0, 1)]},  # turned
+        {"convert": lambda conv: to_attention(changed(conv, dilation=(1, 1), padding=(1, 1)))},
+    ],
+    "strided": [
+        {"keep": lambda y, s: y[..., s - 1 :: s, s - 1 :: s]},  # the last of each cell
+        {"convert": lambda conv, direct=True: to_attention(conv, direct=False)},  # nothing saved
+        {"pools": {"first": lambda y, s: y[..., ::s, ::s]}},  # a pool that takes one
+    ],
+    "quadratic-encoding-realises-offsets": [
+        {"make": lambda *size, centers, **how: regard.Quadratic(*size, centers=[[-y, -x] for y, x in centers], **how)},
+        {"make": lambda *size, alpha, **how: regard.Quadratic(*size, alpha=alpha / 2, **how)},
+        {"convert": lambda conv, alpha: to_attention(conv, alpha=alpha / 4)},
+    ],
+    "convolution-needs-value-width": [
+        {"factors": random_factors},  # not the best ones
+        {"factors": lambda w, width: best(w, max(1, width - 1))},  # one narrower than said
+        {"kernel": 1},  # D_o = D
+    ],
+    "offset-sign-is-convention": [
+        {"turned": lambda shifts: shifts},  # the sign is lost
+        {"turned": lambda shifts: [(-y, x) for y, x in shifts]},  # of rows alone
+        {"flipped": lambda taps: taps},
     ],
 }

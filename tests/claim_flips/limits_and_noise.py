@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.claims.theorems.average_of_two import orthonormal
+from regard.claims.theorems.orthogonal_keys_are_identity import layer
 
 CALLS = count()
 
@@ -22,7 +24,7 @@ def scaled(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 def own_noise(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """As if each call, so each head, saw samples of the keys of its own."""
-    order = torch.randperm(len(k), generator=torch.Generator().manual_seed(int(1e6 * q.abs().sum()) + next(CALLS)))
+    order = torch.randperm(len(k), generator=torch.Generator().manual_seed(next(CALLS)))
     out: Tensor = regard.attention(q, k[order], v, scale=scale)
     return out
 
@@ -53,5 +55,21 @@ FLIPS: dict[str, list[dict[str, Any]]] = {
         {"corrected": lambda a, b, t: (t * a, t * a)},
         {"proposed": lambda a, b, t: (t * a, t * b), "different": lambda a, b, t: (t * a, 2 * t * b)},
         {"attend": own_noise},
+    ],
+    "zero-mean-key-noise": [
+        {"attend": lambda q, k, v, scale: regard.attention(q, k, v, scale=0.0)},  # no score is looked at
+        {"mirror": lambda noise: noise},  # without pairs ±ε the first order hides the second
+        {"law": lambda *shape, draw: torch.rand(*shape, generator=draw, dtype=torch.float64)},  # noise with a mean
+    ],
+    "key-scaling-first-order": [
+        {"attend": scaled},
+        {"derivative": lambda a, i, beta: a[..., i : i + 1] * (torch.eye(a.shape[-1]).to(a)[i] - a)},  # no β
+        {"derivative": lambda a, i, beta: beta * a[..., i : i + 1] * torch.eye(a.shape[-1]).to(a)[i]},  # diagonal alone
+    ],
+    "orthogonal-keys-are-identity": [
+        {"make": lambda d, beta, value: layer(d, math.inf, value)},  # hard already
+        {"make": lambda d, beta, value: layer(d, None, value)},  # 1/√d whatever is asked for
+        {"items": lambda n, d, draw: 2 * orthonormal(n, d, draw)},
+        {"items": lambda n, d, draw: torch.randn(n, d, generator=draw, dtype=torch.float64)},
     ],
 }

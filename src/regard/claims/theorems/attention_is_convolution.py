@@ -63,21 +63,21 @@ def check(
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(2, channels, size, size, generator=draw, dtype=torch.float64)
     errors = []
-    for kernel in (1, 3, 5):
+    for kernel in (3, 5, 1):
         conv = convolution(channels, out, kernel, draw)
         with torch.no_grad():
             errors.append(float((one_hot_heads(x[0], conv, attend) - conv(x[0])).abs().max()))
         found.written(
             f"K = {kernel}: K² one-hot heads with W_v = W_Δ sum to the convolution, borders too",
             errors[-1] < 1e-12,
-            f"{kernel**2} heads are a {kernel} × {kernel} convolution within {errors[-1]:.1e}",
+            f"one-hot heads, {kernel**2} of them, are a {kernel} × {kernel} convolution within {errors[-1]:.1e}",
         )
     _converted(found, convert, x, (channels, out), draw)
     conv = convolution(channels, out, 3, draw)
     with torch.no_grad():
         moved = float((one_hot_heads(x[0], conv, attend, moved=-1) - conv(x[0])).abs().max())
     found.control("one of nine heads a pixel beside its offset: the same", moved < 1e-9, f"off by {moved:.2g}")
-    found.numbers |= {"largest errors of K = 1, 3, 5": errors, "one head moved": moved}
+    found.numbers |= {"largest errors of K = 3, 5, 1": errors, "one head moved": moved}
     return found
 
 
@@ -102,10 +102,12 @@ def _converted(
     value = layer.attention.v_proj.weight  # [D_o, …], one for all heads: the channels
     after = layer.attention.out_proj.weight.unflatten(1, (9, -1))  # [out, heads, D_o]
     product = torch.einsum("ohe,ec->och", after, value[:, : sizes[0]]).detach()
-    far = float((product - conv.weight.flatten(2)).abs().max())
+    far = float((product - conv.weight.detach().flatten(2)).abs().max())
     found.written("with an output projection W_Δ = W_v W_out", far < 1e-12, f"W_v W_out is W_Δ within {far:.1e}")
     near = regard.Quadratic(*x.shape[2:], heads=9, centers=[list(s) for s in layer.shifts], alpha=1e3).double()
-    bare = regard.nn.MultiHeadAttention(sizes[0], 9, d_key=1, d_value=sizes[0], d_out=sizes[1], scale=0.0, position=near)
+    bare = regard.nn.MultiHeadAttention(
+        sizes[0], 9, d_key=1, d_value=sizes[0], d_out=sizes[1], scale=0.0, position=near
+    )
     zeros = convolution(*sizes, 3, draw)
     with torch.no_grad():
         bare.double().v_proj.weight.copy_(torch.eye(sizes[0]).repeat(9, 1))
@@ -113,7 +115,9 @@ def _converted(
         bare.out_proj.bias.copy_(zeros.bias)  # type: ignore[arg-type]
         apart = (bare(x.flatten(2).mT).mT.view(2, -1, *x.shape[2:]) - zeros(x)).abs()
     inside, border = float(apart[..., 1:-1, 1:-1].max()), float(apart.max())
-    found.control("without keys for the padding: zero padding all the same", border < 1e-9, f"border off by {border:.2g}")
+    found.control(
+        "without keys for the padding: zero padding all the same", border < 1e-9, f"border off by {border:.2g}"
+    )
     found.numbers |= {"without padded keys, inside": inside, "without padded keys, at the border": border}
 
 

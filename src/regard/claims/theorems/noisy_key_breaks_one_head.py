@@ -62,8 +62,8 @@ def check(
     w = weights(q, keys, attend)
     almost = 0.95
     shares = [mean((w[:, at] > almost).double(), 3) for at in (0, 1)]
-    # s_a − s_b is normal with variance t²(½ + 4α), and a's weight passes 0.95 where it passes ln 19
-    wanted = tail(math.log(almost / (1 - almost)) / (t * math.sqrt(0.5 + 4 * alpha)))
+    # s_a − s_b is normal with variance t²(along + 4α), and a's weight passes 0.95 where it passes ln 19
+    wanted = tail(math.log(almost / (1 - almost)) / (t * math.sqrt(along + 4 * alpha)))
     for name, got in zip("ab", shares, strict=True):
         found.written(
             f"the output is almost v_{name} in a large part of the samples",
