@@ -3,8 +3,9 @@
     python benchmarks/convolution.py [PART …] [--out runs] [--seeds 3]
 
 ``digits``: trains `pixels` into ``--out/pixels-KIND-SEED`` (a run that has ended is not repeated), quadratic heads and
-the residual network with several seeds, the other kinds with one; then prints accuracies, offsets before and after, and the figure's place. ``replace``: of those
-runs with the quadratic encoding, heads replaced by convolutions: accuracy before and after, and time at 64 × 64 pixels.
+the residual network with several seeds, the other kinds with one; then prints accuracies and offsets before and after,
+and draws them (``centres.png`` in each folder). ``replace``: of those runs with quadratic heads, heads replaced by
+convolutions: accuracy before and after, and time at 64 × 64 pixels.
 ``alpha``: the error of soft heads against α, beside its bound. ``stride``: products counted, direct and dense.
 ``shared``: what it saves that a batch of pictures shares its weights. All unless named; ends with an error where a bar
 that the project set itself is missed.

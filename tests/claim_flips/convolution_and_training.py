@@ -7,11 +7,16 @@ import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import regard
+from regard.claims.theorems.attention_learns_convolution import pixels
 from regard.claims.theorems.convolution_needs_value_width import best, random_factors
 from regard.convolution import AttentionConvolution, to_attention
+from regard.models import bundled, load
+from regard.models.model import Model
+from regard.nn import MultiHeadAttention
+from regard.training import Evolution, evolution
 
 
 def changed(conv: nn.Conv2d, **what: Any) -> nn.Conv2d:
@@ -28,6 +33,35 @@ def flipped(conv: nn.Conv2d) -> AttentionConvolution:
     with torch.no_grad():
         other.weight.copy_(conv.weight.flip(2, 3))
     return to_attention(other)
+
+
+def narrower(matrix: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The best factors with the last direction lost."""
+    value, out = best(matrix, width)
+    value[..., -1] = 0
+    return value, out
+
+
+def weakened(model: Model) -> Model:
+    """Queries made small: every head averages, as untrained ones do."""
+    with torch.no_grad():
+        for layer in attentions(model):
+            for parameter in layer.q_proj.parameters():
+                parameter.mul_(0.01)
+    return model
+
+
+def one_head(model: Model) -> Model:
+    """All heads of a layer ask and answer as the first one does."""
+    with torch.no_grad():
+        for layer in attentions(model):
+            for parameter in (*layer.q_proj.parameters(), *layer.k_proj.parameters()):
+                parameter.copy_(torch.cat([parameter[: layer.d_key]] * layer.heads))
+    return model
+
+
+def attentions(model: Model) -> list[MultiHeadAttention]:
+    return [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
 
 
 FLIPS: dict[str, list[dict[str, Any]]] = {
@@ -64,12 +98,27 @@ FLIPS: dict[str, list[dict[str, Any]]] = {
     ],
     "convolution-needs-value-width": [
         {"factors": random_factors},  # not the best ones
-        {"factors": lambda w, width: best(w, max(1, width - 1))},  # one narrower than said
+        {"factors": narrower},  # one narrower than said
         {"kernel": 1},  # D_o = D
     ],
     "offset-sign-is-convention": [
         {"turned": lambda shifts: shifts},  # the sign is lost
         {"turned": lambda shifts: [(-y, x) for y, x in shifts]},  # of rows alone
         {"flipped": lambda taps: taps},
+    ],
+    "heads-differ-in-a-trained-model": [
+        {"trained": lambda: weakened(load(bundled()))},
+        {"trained": lambda: one_head(load(bundled()))},
+        {"record": lambda: Evolution(evolution(bundled()).records[:12])},  # before anything arose
+    ],
+    "heads-evolve": [
+        {"record": lambda: Evolution(evolution(bundled()).records[:12])},
+        {"record": lambda: Evolution(evolution(bundled()).records[::-1])},  # from the end to the beginning
+        {"record": lambda: Evolution(evolution(bundled()).records[14:])},  # the beginning is lost
+    ],
+    "attention-learns-convolution": [
+        {"pictures": lambda: pixels()[:, torch.randperm(64, generator=torch.Generator().manual_seed(7))]},  # scrambled
+        {"rate": 0.0},  # nothing is learned
+        {"loss": lambda layer, x, draw: (layer(x) - x.mean(1, keepdim=True)).square().mean()},  # the mean is asked for
     ],
 }

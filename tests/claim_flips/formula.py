@@ -9,7 +9,10 @@ from torch import Tensor
 
 import regard
 from regard.claims.theorems import column_convention_equals_row_convention as column
+from regard.claims.theorems import concat_is_sum_of_heads as concat
 from regard.claims.theorems import matrix_form_equals_per_query_form as matrix
+from regard.claims.theorems import subspace_selector as subspace
+from regard.nn import FeedForward, MultiHeadAttention
 
 
 def over_queries(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -28,6 +31,63 @@ def finite_mask(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, 
     return regard.attention(q, k, v, bias=bias, **options)
 
 
+def small_norm(d: int) -> regard.nn.RMSNorm:
+    """A norm that makes queries and keys of length d^¼, so that scores are at most √d in any draw, 1 in deviation."""
+    norm = regard.nn.RMSNorm(d)
+    torch.nn.init.constant_(norm.weight, d**-0.25)
+    return norm
+
+
+class WholeNorm(torch.nn.LayerNorm):
+    """Statistics of all rows together."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(x, x.shape) * self.weight + self.bias
+
+
+class Unbiased(regard.nn.LayerNorm):
+    """Divides by the deviation with d − 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance = x.var(-1, keepdim=True, correction=1)
+        return self.weight * (x - x.mean(-1, keepdim=True)) / (variance + self.eps).sqrt() + self.bias
+
+
+class Uncentred(regard.nn.LayerNorm):
+    """Divides by the deviation, but leaves the mean."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x / (x.var(-1, keepdim=True, correction=0) + self.eps).sqrt() + self.bias
+
+
+class Mixing(FeedForward):
+    """A little of the previous position."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + 1e-3 * x.roll(1, -2))
+
+
+class Placed(FeedForward):
+    """A little of where it stands."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1e-3 * torch.arange(x.shape[-2])[:, None]
+
+
+def shared_stack(d: int, heads: int, layers: int, hidden: int) -> regard.nn.Encoder:
+    """One feed-forward network in all layers."""
+    stack = regard.nn.Encoder(d, heads=heads, layers=layers, hidden=hidden)
+    for block in stack.blocks:
+        block.feedforward = stack.blocks[0].feedforward
+    return stack
+
+
+def leaning(d: int, m: int, p: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Random bases: neither orthonormal nor orthogonal to each other."""
+    a, b = (torch.randn(d, many, generator=draw, dtype=torch.float64) / d**0.5 for many in (m, p))
+    return a, b
+
+
 FLIPS: dict[str, list[dict[str, Any]]] = {
     "weights-are-a-distribution": [{"attend": over_queries}, {"attend": with_a_one}, {"attend": finite_mask}],
     "matrix-form-equals-per-query-form": [
@@ -40,5 +100,55 @@ FLIPS: dict[str, list[dict[str, Any]]] = {
         {"head": (column.corrected_columns, column.corrected_rows)},
         {"single": lambda q, k, v, beta: v @ (k.T @ q).softmax(0)},  # β is dropped
         {"corrected": (column.head_of_columns, column.corrected_rows)},
+    ],
+    "unscaled-softmax-saturates": [
+        {"attend": lambda q, k, v, **options: regard.attention(q, k, v, **{**options, "scale": None})},
+        {"attend": lambda q, k, v, **options: regard.attention(q, k, v, softcap=2.0, **options)},
+        {"layer": lambda d, heads, scale: MultiHeadAttention(d, heads, scale=None)},
+        {"layer": lambda d, heads, scale: MultiHeadAttention(d, heads, scale=scale, qk_norm=small_norm)},
+    ],
+    "jacobian-norm-bound": [
+        {"attend": lambda q, k, v, bias: regard.attention(q, k, v, bias=3 * bias)},  # the temperature is ⅓
+        {"bound": lambda n, eps: n * eps**2},
+        {"bound": lambda n, eps: (n - 1) ** 2 * eps**2},
+    ],
+    "softmax-keeps-order": [
+        {"attend": lambda q, k, v, scale: (q @ k.mT / (q @ k.mT).sum(-1, keepdim=True)) @ v},  # no exponential
+        {"attend": lambda q, k, v, scale: regard.attention(-q, k, v, scale=scale)},
+        {"attend": lambda q, k, v, scale: regard.attention(q, k, v, scale=scale / 2)},
+    ],
+    "concat-is-sum-of-heads": [
+        {"slices": lambda w, heads: [w[h::heads] for h in range(heads)]},  # interleaved
+        {"slices": concat.rows_of_next},
+        {"attend": lambda q, k, v: regard.attention(q, k, v, scale=1.0)},
+        {"layer": lambda *sizes, **options: MultiHeadAttention(*sizes, mask=regard.Causal(), **options)},
+    ],
+    "layer-norm-depends-on": [
+        {"layer": torch.nn.BatchNorm1d},
+        {"layer": lambda d: WholeNorm(d)},
+        {"batch": lambda d: torch.nn.BatchNorm1d(d, track_running_stats=False)},  # the batch's statistics in use too
+        {"batch": regard.nn.LayerNorm},
+    ],
+    "layer-norm-radius": [
+        {"norm": lambda d, eps: Unbiased(d, eps)},
+        {"norm": lambda d, eps: regard.nn.LayerNorm(d, eps=max(eps, 1e-5))},
+        {"norm": lambda d, eps: Uncentred(d, eps)},
+    ],
+    "feed-forward-is-pointwise": [
+        {"make": lambda d, hidden: Mixing(d, hidden)},
+        {"make": lambda d, hidden: Placed(d, hidden)},
+        {"make": lambda d, hidden: FeedForward(d, hidden, activation="gelu")},
+        {"stack": lambda d, heads, layers, hidden: shared_stack(d, heads, layers, hidden)},
+    ],
+    "weights-explain-output": [
+        {"keys": 9},
+        {"values": lambda m, d, draw: torch.ones(m, d, dtype=torch.float64)},
+        {"attend": lambda q, k, v, **options: regard.attention(q, k, v, sinks=q.new_zeros(1), **options)},
+    ],
+    "subspace-selector": [
+        {"selector": subspace.as_one_line_says},
+        {"selector": lambda a: torch.eye(len(a), dtype=a.dtype) - a @ a.T},  # the other subspace
+        {"bases": leaning},
+        {"sharpness": 2.0},
     ],
 }

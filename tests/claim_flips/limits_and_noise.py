@@ -12,6 +12,8 @@ from torch import Tensor
 import regard
 from regard.claims.theorems.average_of_two import orthonormal
 from regard.claims.theorems.orthogonal_keys_are_identity import layer
+from regard.claims.theorems.same_initialisation_same_head import share, share_but_output
+from regard.nn import MultiHeadAttention
 
 CALLS = count()
 
@@ -59,7 +61,7 @@ FLIPS: dict[str, list[dict[str, Any]]] = {
     "zero-mean-key-noise": [
         {"attend": lambda q, k, v, scale: regard.attention(q, k, v, scale=0.0)},  # no score is looked at
         {"mirror": lambda noise: noise},  # without pairs ±ε the first order hides the second
-        {"law": lambda *shape, draw: torch.rand(*shape, generator=draw, dtype=torch.float64)},  # noise with a mean
+        {"attend": scaled},
     ],
     "key-scaling-first-order": [
         {"attend": scaled},
@@ -71,5 +73,16 @@ FLIPS: dict[str, list[dict[str, Any]]] = {
         {"make": lambda d, beta, value: layer(d, None, value)},  # 1/√d whatever is asked for
         {"items": lambda n, d, draw: 2 * orthonormal(n, d, draw)},
         {"items": lambda n, d, draw: torch.randn(n, d, generator=draw, dtype=torch.float64)},
+    ],
+    "average-under-isotropic-noise": [
+        {"attend": scaled},
+        {"noise": lambda n_samples, n, d, draw: torch.randn(n_samples, 1, d, generator=draw).double().expand(-1, n, d)},
+        {"query": lambda a, b, t: t * a},
+        {"query": lambda a, b, t: min(t, 20.0) * (a + b)},  # a query that is never long
+    ],
+    "same-initialisation-same-head": [
+        {"drawn": share},  # no randomness between heads
+        {"same": share_but_output},  # the output slices forgotten
+        {"layer": lambda d, heads: MultiHeadAttention(d, heads, dropout=0.3)},  # dropout parts equal heads
     ],
 }

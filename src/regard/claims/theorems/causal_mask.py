@@ -15,7 +15,7 @@ from regard.nn import Decoder, Encoder
 
 
 def influence(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """``[n, n]``: ‖∂y_i/∂x_j‖ for x ``[n, d]``; every output entry in a batch entry of its own, so one pass is enough."""
+    """``[n, n]``: ‖∂y_i/∂x_j‖ for x ``[n, d]``; every output in a batch entry of its own, so one pass is enough."""
     n, d = x.shape
     copies = x.repeat(n * d, 1, 1).requires_grad_()
     y = f(copies).flatten(1)
@@ -23,7 +23,9 @@ def influence(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return grad.view(n, d, n, d).square().sum((1, 3)).sqrt()
 
 
-def operator(mask: Mask | None, d: int, draw: torch.Generator, attend: Callable[..., Any]) -> Callable[[Tensor], Tensor]:
+def operator(
+    mask: Mask | None, d: int, draw: torch.Generator, attend: Callable[..., Any]
+) -> Callable[[Tensor], Tensor]:
     """One head of self-attention, ``x → attention(x W_q, x W_k, x W_v)``."""
     W = torch.randn(3, d, d, generator=draw, dtype=torch.float64) / d**0.5
 
@@ -52,7 +54,7 @@ def check(
     heads: int = 2,
     layers: int = 3,
     seed: int = 0,
-    mask: Mask | None = regard.Causal(),
+    mask: Callable[[], Mask | None] = regard.Causal,
     make: Callable[..., nn.Module] = Decoder,
     attend: Callable[..., Any] = regard.attention,
 ) -> Evidence:
@@ -62,20 +64,24 @@ def check(
     torch.manual_seed(seed)
     x = torch.randn(n, d, generator=draw, dtype=torch.float64)
     stack = make(d, heads=heads, layers=layers).double().eval()
-    head, free = operator(mask, d, draw, attend), Encoder(d, heads=heads, layers=layers).double().eval()
+    head, free = operator(mask(), d, draw, attend), Encoder(d, heads=heads, layers=layers).double().eval()
     later, earlier = torch.ones(n, n).triu(1).bool(), torch.ones(n, n).tril().bool()
     seen = {f"a decoder of {layers} layers": influence(stack, x), "one head": influence(head, x)}
+    open_ = influence(free, x)
     for name, map_ in seen.items():
         most, least = float(map_[later].max()), float(map_[earlier].min())
         count = f"largest of {int(later.sum())} gradients by later inputs"
-        found.written(f"{name}: no gradient by a later input", most == 0, f"{name}: {count} is {most:.2g}")
+        found.written(
+            f"{name}: no gradient by a later input",
+            most == 0,
+            f"{name}: {count} is {most:g}, without a mask {float(open_[later].max()):.2g}",
+        )
         found.written(f"{name}: a gradient by every earlier input", least > 0, f"smallest {least:.1e}")
     with torch.no_grad():
         changed = disturbed(stack, x, draw)
         single = disturbed(head, x.float(), draw)
     found.written("a decoder: outputs stay, bit for bit, when later inputs change", changed == 0, f"change {changed:g}")
     found.written("one head in float32: the same", single == 0, f"change {single:g}")
-    open_ = influence(free, x)
     slip = influence(operator(regard.Causal(offset=1), d, draw, attend), x)
     found.control("without a mask: no gradient by a later input", float(open_[later].max()) == 0)
     found.control("a mask that is off by one: no gradient by a later input", float(slip[later].max()) == 0)

@@ -68,7 +68,7 @@ def check(
         found.condition(
             f"{name}: exact where D_o ≥ rank W_Δ, and only there",
             ok,
-            f"{name} {rank}: error {at[name][rank][0]:.1e} at D_o = {rank} and {at[name][rank - 1][0]:.2g} at {rank - 1}",
+            f"of rank {rank}: error {at[name][rank][0]:.1e} at D_o = {rank} and {at[name][rank - 1][0]:.2g} at {rank - 1}",
         )
     found.condition(
         "below, kernels are as near as singular values allow, and no nearer",

@@ -93,7 +93,9 @@ def check(
     lower[0] = needed(n, short)
     values = torch.randn(n, 16, generator=draw, dtype=torch.float64)
     far = float((output(lower, values, attend) - values[0]).norm() / (values - values[0]).norm(dim=-1).max())
-    found.condition("the output is then v_j but for ε of the distance between values", far <= short, f"but for {far:.4f}")
+    found.condition(
+        "the output is then v_j but for ε of the distance between values", far <= short, f"but for {far:.4f}"
+    )
     fixed = torch.zeros(64 * n, dtype=torch.float64)
     fixed[0] = needed(n, short)
     lost = weight(fixed, attend)

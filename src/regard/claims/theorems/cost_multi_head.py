@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,12 +39,15 @@ def flops(call: Callable[[], Any]) -> dict[str, int]:
 def fit(
     sizes: Sequence[tuple[int, ...]], counts: Sequence[float], terms: Sequence[Callable[..., float]]
 ) -> tuple[list[float], float]:
-    """The coefficients of ``count = Σ c·term(sizes)`` and the largest relative error that is left."""
+    """The coefficients of ``count = Σ c·term(sizes)`` and the largest relative error that is left.
+
+    Both are rounded: the last bits depend on where in memory the solver works.
+    """
     rows = [[term(*size) / count for term in terms] for size, count in zip(sizes, counts, strict=True)]
     given = torch.tensor(rows, dtype=torch.float64)
     ones = torch.ones(len(counts), 1, dtype=torch.float64)
     found = torch.linalg.lstsq(given, ones).solution
-    return [round(float(c), 9) for c in found.flatten()], float((given @ found - 1).abs().max())
+    return [round(float(c), 6) + 0.0 for c in found.flatten()], round(float((given @ found - 1).abs().max()), 10)
 
 
 def by_line(layer: nn.Module, n_t: int, n_s: int, d: int) -> dict[str, int]:
@@ -54,7 +57,7 @@ def by_line(layer: nn.Module, n_t: int, n_s: int, d: int) -> dict[str, int]:
     return maps | {"": found["all"] - sum(maps.values()), "all": found["all"]}
 
 
-def as_said(seen: dict[tuple[int, ...], dict[str, int]], line: str) -> bool:
+def as_said(seen: Mapping[tuple[int, int, int], dict[str, int]], line: str) -> bool:
     return all(counted[line] == LINES[line][1](*size) for size, counted in seen.items())
 
 
@@ -69,7 +72,7 @@ def check(*, heads: int = 4, largest: int = 64, layer: Callable[..., nn.Module] 
         "the total is c₁·n_t·d² + c₂·n_s·d² + c₃·n_t·n_s·d and nothing else, with all c above 0",
         rest < 1e-9 and min(factors) > 0.5,
         f"counted FLOPs are {factors[0]:g}·n_t·d² + {factors[1]:g}·n_s·d² + {factors[2]:g}·n_t·n_s·d at "
-        f"{len(sizes)} sizes, within {rest:.0e}",
+        f"all of {len(sizes)} sizes",
     )
     for line, (said, _) in LINES.items():
         found.written(said, as_said(seen, line), f"{seen[sizes[-1]][line]:,} at {sizes[-1]}")
@@ -96,7 +99,7 @@ CLAIM = Claim(
     sources=("003",),
     statement="Multi-head attention of n_t queries and n_s keys of width d = h·d_head takes time of the order n_t d² + "
     "n_s d² + n_t n_s d: projections of queries and output, projections of keys and values, scores and weighted sums.",
-    formula=r"\Theta\left(n_t d^2 + n_s d^2 + n_t n_s d\right), \qquad d = h \, d_{head}",
+    formula=r"\Theta\left(n_t d^2 + n_s d^2 + n_t n_s d\right), \qquad d = h d_{head}",
     refuted="A size at which the counted operations of the layer are not this sum with constant factors, or a line of "
     "the program that costs something else.",
     control="A layer whose heads share one key and value head, asked for the same count of each line.",

@@ -73,9 +73,10 @@ def check(
     found.control("so does it without the factor β", abs(wrong.value - 2) < 0.1, f"as |α − 1|^{wrong.value:.3f}")
     limit = (score > 0).to(score)
     weight = float((output(far, eye)[:, i] - limit).abs().max())
-    said = f"at α = {far:g} it is off by {error(far - 1, derivative):.3g}; the weight is 1 or 0 by the sign of k_iᵀq"
+    off = error(far - 1, derivative)
+    said = f"off by {off:.3g} at α = {far:g}; weights are within {weight:.0e} of 1 or 0, by the sign of k_iᵀq"
     moved = float((output(far, v) - output(1.0, v)).norm())
-    found.control("the first order is right far from 1 too", error(far - 1, derivative) < 0.01 * moved, said)
+    found.control("the first order is right far from 1 too", off < 0.01 * moved, said)
     shown = [0.8 / 2**step for step in range(11)]
     lines = {
         "with the factor β": (shown, [max(error(by, derivative), 1e-16) for by in shown]),

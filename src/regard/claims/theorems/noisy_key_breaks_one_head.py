@@ -73,7 +73,9 @@ def check(
     centre: Interval = mean(w[:, 0], 3)
     found.written("only on average it is ½(v_a + v_b)", centre.holds(0.5), f"mean weight of a: {centre}")
     spread = float(w[:, 0].std())
-    found.written("the weight fluctuates by nearly ½", spread > 0.4, f"deviation {spread:.3f}; ½ is the largest possible")
+    found.written(
+        "the weight fluctuates by nearly ½", spread > 0.4, f"deviation {spread:.3f}; ½ is the largest possible"
+    )
     steady = weights(q, noisy_keys(samples, n, d, alpha=alpha, along=0.0, draw=draw), attend)
     rest = float(steady[:, 0].std())
     swings = min(float((steady[:, at] > almost).double().mean()) for at in (0, 1))
@@ -89,8 +91,8 @@ def check(
 CLAIM = Claim(
     id="noisy-key-breaks-one-head",
     sources=("004",),
-    statement="If one of the two keys also varies along its own mean, with covariance αI + ½ μ_a μ_aᵀ, one head with the "
-    "query t(μ_a + μ_b) no longer averages: from sample to sample its output swings between v_a and v_b.",
+    statement="If one of the two keys also varies along its own mean, with covariance αI + ½ μ_a μ_aᵀ, one head with "
+    "the query t(μ_a + μ_b) no longer averages: from sample to sample its output swings between v_a and v_b.",
     formula=r"\Sigma_a = \alpha I + \frac{1}{2} \mu_a \mu_a^\top, \quad q = t (\mu_a + \mu_b): \qquad "
     r"\alpha_a - \frac{1}{2} \to \pm \frac{1}{2}",
     refuted="Weights that stay near ½ from sample to sample.",

@@ -31,7 +31,11 @@ def gap(a: Tensor, b: Tensor) -> float:
 def off(f: Callable[[Tensor], Tensor], x: Tensor, ways: Tensor) -> tuple[float, float, float]:
     """How far ``f(πX)`` is from f(X), from π f(X), and its mean over positions from that of f(X)."""
     y, turned = f(x), f(x[ways])
-    return gap(turned, y.expand_as(turned)), gap(turned, y[ways]), gap(turned.mean(-2), y.mean(-2).expand(len(ways), -1))
+    return (
+        gap(turned, y.expand_as(turned)),
+        gap(turned, y[ways]),
+        gap(turned.mean(-2), y.mean(-2).expand(len(ways), -1)),
+    )
 
 
 def check(
@@ -60,9 +64,15 @@ def check(
             placed.append(off(lambda rows: layer(code(rows)), x, ways))
     stays, moves, pooled = (max(one) for one in zip(*plain, strict=True))
     least = min(one[0] for one in plain)
-    found.written("invariant: f(πX) = f(X)", stays < TIGHT, f"f(πX) is off f(X) by {100 * least:.0f} to {100 * stays:.0f}% of its size")
+    found.written(
+        "invariant: f(πX) = f(X)",
+        stays < TIGHT,
+        f"f(πX) is off f(X) by {100 * least:.0f} to {100 * stays:.0f}% of its size",
+    )
     found.corrected("equivariant: f(πX) = πf(X)", moves < TIGHT, f"πf(X) is met within {moves:.1e}")
-    found.corrected("invariant after pooling: the mean of f(πX) is that of f(X)", pooled < TIGHT, f"within {pooled:.1e}")
+    found.corrected(
+        "invariant after pooling: the mean of f(πX) is that of f(X)", pooled < TIGHT, f"within {pooled:.1e}"
+    )
     late, code_off = min(one[1] for one in masked), min(one[1] for one in placed)
     found.control("equivariant under a causal mask alone", late < TIGHT, f"{late:.2g} off")
     found.control("equivariant with positions added", code_off < TIGHT, f"{code_off:.2g} off")
@@ -73,7 +83,9 @@ def check(
         "f(πX) from πf(X), causal mask": (sizes, [one[1] for one in masked]),
         "f(πX) from πf(X), positions added": (sizes, [one[1] for one in placed]),
     }
-    found.draw("how far off, by how many positions move", lines, x="positions that move", y="difference relative to f(X)")
+    found.draw(
+        "how far off, by how many positions move", lines, x="positions that move", y="difference relative to f(X)"
+    )
     found.numbers |= {"off invariance": stays, "off equivariance": moves, "off invariance of the mean": pooled}
     return found
 

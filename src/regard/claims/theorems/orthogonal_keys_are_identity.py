@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.claims.claim import FAILS, Claim, Evidence
 from regard.claims.statistics import slope
-from regard.claims.theorems.average_of_two import orthonormal
+from regard.claims.theorems.average_of_two import orthonormal, unequal
 from regard.nn import MultiHeadAttention
 
 Make = Callable[[int, float, Tensor], MultiHeadAttention]
@@ -67,14 +67,15 @@ def check(
     as_written(found, x, make, one)
     with torch.no_grad():
         worst = max(float((make(d, b, one)(x) - mixed(x, b)).abs().max()) for b in (0.25, 1.0, 3.0, 10.0))
+    betas = [float(beta) for beta in range(8, 17)]
+    rate = slope(betas, [math.log(max(far(make(d, beta, one), x), 1e-300)) for beta in betas])
+    said = f"the distance to the identity falls as exp({rate.value:.4f} β), and is 0 at β = ∞ alone"
+    found.corrected("the distance to the identity falls as exp(−β)", abs(rate.value + 1) < 0.01, said)
     found.corrected(
         "the weights are softmax(βI): e^β/(e^β + n − 1) on the diagonal, 1/(e^β + n − 1) elsewhere",
         worst < 1e-12,
         f"the weights are softmax(βI), error {worst:.1e}",
     )
-    betas = [float(beta) for beta in range(8, 17)]
-    rate = slope(betas, [math.log(max(far(make(d, beta, one), x), 1e-300)) for beta in betas])
-    found.corrected("the distance to the identity falls as exp(−β)", abs(rate.value + 1) < 0.01, f"rate {rate}")
     limit = far(make(d, math.inf, one), x)
     found.corrected("at β = ∞ it is the identity", limit < 1e-12, f"error {limit:.1e}")
     turned = torch.randn(d, d, generator=draw, dtype=torch.float64)
@@ -82,9 +83,13 @@ def check(
     with torch.no_grad():
         off = float((other(x) - x @ turned).abs().max())
     found.corrected("with another W_V it is X W_V even then", off < 1e-12, f"error {off:.1e}")
-    more = torch.randn(d + 4, d, generator=draw, dtype=torch.float64)
-    least = float(torch.linalg.svdvals(more @ more.mT)[-1])
-    found.corrected("more than d keys cannot be orthonormal", least < 1e-9, f"KᵀK has an eigenvalue {least:.0e}, not 1")
+    many = unequal(d + 4, d, draw)
+    least, hard = float(torch.linalg.eigvalsh(many @ many.mT)[0]), far(make(d, math.inf, one), many)
+    found.corrected(
+        "more than d keys cannot be orthonormal, but at β = ∞ unit keys need not be",
+        abs(least) < 1e-9 and hard < 1e-12,
+        f"{d + 4} keys in {d} dimensions: KᵀK has an eigenvalue {least:.0e}, not 1; at β = ∞ the error is {hard:.1e}",
+    )
     found.control("with another W_V it is the identity at β = ∞", far(other, x) < 1e-9, f"distance {far(other, x):.2g}")
     shown = [0.5 * step for step in range(41)]
     lines = {}
@@ -105,8 +110,9 @@ CLAIM = Claim(
     refuted="An output that differs from the input.",
     control="A layer with another W_V at β = ∞, asked whether it is the identity.",
     verdict=FAILS,
-    correction="The scores are I, the weights softmax(βI): e^β/(e^β + n − 1) on the diagonal and 1/(e^β + n − 1) elsewhere, "
-    "which pulls each output towards the mean. It is the identity in the limit only, the distance falling as exp(−β), "
-    "and then only with W_V = I and no more items than dimensions.",
+    correction="The scores are I, the weights softmax(βI): e^β/(e^β + n − 1) on the diagonal and 1/(e^β + n − 1) "
+    "elsewhere, which pulls each output towards the mean. The distance to the identity falls as exp(−β): the layer is "
+    "one in the limit β → ∞ only, and only with W_V = I. Orthonormal keys need n ≤ d; in the limit any different keys "
+    "of one length do as well.",
     check=check,
 )

@@ -43,13 +43,13 @@ def by_gradient(f: Callable[[Tensor], Tensor], x: Tensor, real: Tensor, draw: to
     return float(grad[~real].abs().max())
 
 
-def softly(x: Tensor, y: Tensor, real: Tensor, attend: Callable[..., Any]) -> tuple[list[float], list[float]]:
+def softly(x: Tensor, y: Tensor, real: Tensor) -> tuple[list[float], list[float]]:
     """How much real outputs of a head change when padded scores are lowered by B, and not by ∞."""
     sizes = [float(b) for b in range(2, 32, 3)]
     changes = []
     for b in sizes:
         bias = torch.where(real, 0.0, -b).to(x)[:, None, None]
-        one, two = (attend(x[:, None], z[:, None], z[:, None], bias=bias).squeeze(1) for z in (x, y))
+        one, two = (regard.attention(x[:, None], z[:, None], z[:, None], bias=bias).squeeze(1) for z in (x, y))
         changes.append(float((one - two).abs()[real].max()))
     return sizes, changes
 
@@ -83,7 +83,11 @@ def check(
         keys = float((attend(q, k, v, mask=mask) - attend(q, k_new, v_new, mask=mask)).abs().max())
     slope = by_gradient(lambda z: encoder(z, mask=mask), x, real, draw)
     where = "right, left and between"
-    found.written("real outputs stay, bit for bit", at_real == 0, f"{layers} layers, padding {where}: change {at_real:g}")
+    found.written(
+        "real outputs stay, bit for bit",
+        at_real == 0,
+        f"padding {where}: change {at_real:g}, without the mask {unmasked:.2g}",
+    )
     found.written("even where padding holds NaN", broken == 0, f"change {broken:g}")
     found.written("no gradient of a real output by padding", slope == 0, f"gradient {slope:g}")
     found.written("real outputs are those of the sequence without its padding", short < 1e-12, f"within {short:.1e}")
@@ -92,7 +96,7 @@ def check(
     found.control("outputs at padded positions stay: they are queries too", at_padded == 0, f"change {at_padded:.2g}")
     found.draw(
         "real outputs of one head when padded scores are lowered by B",
-        {"largest change": softly(x, other(x, real, draw, 1.0), real, regard.attention)},
+        {"largest change": softly(x, other(x, real, draw, 1.0), real)},
         x="B",
         y="change",
         log="y",

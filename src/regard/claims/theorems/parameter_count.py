@@ -57,7 +57,7 @@ def check(
         budget.attention(i, h, d_key=k, d_value=v, d_out=o).parameters == formula(h, i, k, v, o)
         for h, i, k, v, o in sizes
     )
-    found.written("the planner, which does not know the layer, counts the same", planned)
+    found.written("the planner, which does not know the layer, counts the same", planned, "all sizes")
     extra = made(base, qkv_bias=True) - formula(*base)
     found.control("with biases on queries, keys and values it is the same", extra == 0, f"{extra} more at {base}")
     less = made(base, out_bias=False) - formula(*base)

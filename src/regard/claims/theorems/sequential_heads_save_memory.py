@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -111,9 +112,9 @@ def check(
         q, k, v = (torch.randn(1, h, n, d, generator=draw, dtype=torch.float64).requires_grad_() for _ in range(3))
         wanted = attention(q, k, v)
         for name, way in ways.items():
-            train[name].append(sum(x.numel() for x in kept(lambda way=way, q=q, k=k, v=v: way(q, k, v))) / n**2)
-            infer[name].append(most(lambda way=way, q=q, k=k, v=v: way(q, k, v)) / n**2)
-            far = max(far, float((way(q, k, v) - wanted).abs().max()))
+            train[name].append(sum(x.numel() for x in kept(partial(way, q, k, v))) / n**2)
+            infer[name].append(most(partial(way, q, k, v)) / n**2)
+            far = max(far, float((way(q, k, v) - wanted).detach().abs().max()))
     _ask(found, many, train, infer, far)
     lines = {f"{name}, kept for gradients": (many, y) for name, y in train.items()}
     lines |= {f"{name}, inference": (many, y) for name, y in infer.items() if "rec" not in name}
@@ -163,7 +164,7 @@ CLAIM = Claim(
     id="sequential-heads-save-memory",
     sources=("001",),
     statement="Where memory is short, heads are computed one after the other: n² numbers are then needed, not h·n².",
-    formula=r"\text{memory of } A^{(1)}, \dots, A^{(h)}: \quad n^2 \text{ instead of } h \, n^2",
+    formula=r"M_{turn} = n^2, \qquad M_{once} = h n^2",
     refuted="A way to run the heads in turn in which what is stored still grows by n² with each head.",
     control="All heads at once, asked whether what they hold in inference stays the same with more heads.",
     verdict=HOLDS_IF,

@@ -82,7 +82,7 @@ def check(
     different: Queries = parallel,
     corrected: Queries = one_each,
 ) -> Evidence:
-    """Variance of the averaged output for equal, parallel and separate queries; and the mean that separate ones give."""
+    """Variance of the averaged output for equal, parallel and separate queries; and the mean of separate ones."""
     found = Evidence()
     draw = torch.Generator().manual_seed(seed)
     keys = noisy_keys(samples, n, d, alpha=alpha, along=along, draw=draw)
@@ -138,9 +138,9 @@ CLAIM = Claim(
     refuted="A variance of the average that is no lower than that of one head.",
     control="Two heads that both ask for a alone, asked whether they come closer to the average of the two values.",
     verdict=FAILS,
-    correction="Heads that see the same keys with equal queries give the same output, and their average is that output: "
-    "nothing changes, and queries that differ in length alone do not help either. One query for each key, q₁ = tμ_a and "
-    "q₂ = tμ_b, lowers the variance about twentyfold, with a bias: where k_a points against μ_a (8% of the samples) "
-    "the first head misses v_a.",
+    correction="Heads that see the same keys with equal queries give the same output, and their average is that "
+    "output: nothing changes, and queries that differ in length alone do not help either. One query for each key, "
+    "q₁ = tμ_a and q₂ = tμ_b, lowers the variance about twentyfold, with a bias: where k_a points against μ_a "
+    "(8% of the samples) the first head misses v_a.",
     check=check,
 )

@@ -78,7 +78,12 @@ def check(
         f"a query from which every key is hidden has weights that sum to {float(sums[1, 0, n // 2]):g}",
     )
     worst = 0.0
-    for name, options in {"no mask": {}, "a mask that leaves a key": {"mask": seen}, "β = 9": {"scale": 9.0}}.items():
+    ways: dict[str, dict[str, Any]] = {
+        "no mask": {},
+        "a mask that leaves a key": {"mask": seen},
+        "β = 9": {"scale": 9.0},
+    }
+    for name, options in ways.items():
         a = weights(q, k, attend, **options)
         holds, off = is_distribution(a)
         worst = max(worst, off)
