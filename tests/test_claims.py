@@ -10,7 +10,7 @@ from typing import Any
 import claim_flips
 import pytest
 
-from regard.claims import claim
+from regard.claims import claim, theorems
 from regard.claims.ledger import IDS
 
 FLIPS: dict[str, list[dict[str, Any]]] = {
@@ -20,8 +20,9 @@ FLIPS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def test_every_claim_has_flips() -> None:
-    assert sorted(FLIPS) == sorted(IDS)
+def test_every_claim_has_a_file_and_flips() -> None:
+    assert sorted(module.name.replace("_", "-") for module in iter_modules(theorems.__path__)) == sorted(IDS)
+    assert sorted(FLIPS) == sorted(IDS) and all(FLIPS.values())
 
 
 @pytest.mark.parametrize("name", IDS)

@@ -92,7 +92,7 @@ FLIPS: dict[str, list[dict[str, Any]]] = {
         {"sinusoidal": lambda d: regard.Sinusoidal(d, grid=(1, 1))},  # codes the last word alone
     ],
     "sinusoid-offsets-are-linear": [
-        {"code": lambda d: regard.Learned(5000, d)},
+        {"code": lambda d: regard.Learned(100_200, d)},
         {"code": Chirp},
         {"code": lambda d: regard.Sinusoidal(d - 1)},
         {"attend": lambda q, k, v, scale: regard.attention(-q, k, v, scale=scale)},

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS, Claim, Evidence
 from regard.convolution import AttentionConvolution, to_attention
 from regard.convolution.verify import verify
+from regard.nn import MultiHeadAttention
+from regard.positions import Quadratic
 
 
 def convolution(channels: int, out: int, size: int, draw: torch.Generator, mode: str = "zeros") -> nn.Conv2d:
@@ -29,7 +31,7 @@ def one_hot_heads(x: Tensor, conv: nn.Conv2d, attend: Callable[..., Any], moved:
 
     ``moved``: how far the last head's offset is wrong, in columns.
     """
-    (c, height, width), size = x.shape, conv.kernel_size[0]
+    (_, height, width), size = x.shape, conv.kernel_size[0]
     r = size // 2
     # Zero padding is keys of their own, of value 0: a row of softmax has to give its weight to something.
     padded = F.pad(x, (r, r, r, r)).flatten(1).mT
@@ -55,7 +57,7 @@ def check(
     channels: int = 3,
     out: int = 4,
     seed: int = 0,
-    attend: Callable[..., Any] = regard.attention,
+    attend: Callable[..., Any] = attention,
     convert: Callable[[nn.Conv2d], AttentionConvolution] = to_attention,
 ) -> Evidence:
     """Convolutions of several sizes and paddings beside their attention, outputs and gradients; and the proof's sum."""
@@ -104,15 +106,13 @@ def _converted(
     product = torch.einsum("ohe,ec->och", after, value[:, : sizes[0]]).detach()
     far = float((product - conv.weight.detach().flatten(2)).abs().max())
     found.written("with an output projection W_Δ = W_v W_out", far < 1e-12, f"W_v W_out is W_Δ within {far:.1e}")
-    near = regard.Quadratic(*x.shape[2:], heads=9, centers=[list(s) for s in layer.shifts], alpha=1e3).double()
-    bare = regard.nn.MultiHeadAttention(
-        sizes[0], 9, d_key=1, d_value=sizes[0], d_out=sizes[1], scale=0.0, position=near
-    )
+    near = Quadratic(x.shape[2], x.shape[3], 9, centers=[list(s) for s in layer.shifts], alpha=1e3).double()
+    bare = MultiHeadAttention(sizes[0], 9, d_key=1, d_value=sizes[0], d_out=sizes[1], scale=0.0, position=near)
     zeros = convolution(*sizes, 3, draw)
     with torch.no_grad():
         bare.double().v_proj.weight.copy_(torch.eye(sizes[0]).repeat(9, 1))
         bare.out_proj.weight.copy_(zeros.weight.permute(0, 2, 3, 1).flatten(1))
-        bare.out_proj.bias.copy_(zeros.bias)  # type: ignore[arg-type]
+        bare.out_proj.bias.copy_(zeros.bias)
         apart = (bare(x.flatten(2).mT).mT.view(2, -1, *x.shape[2:]) - zeros(x)).abs()
     inside, border = float(apart[..., 1:-1, 1:-1].max()), float(apart.max())
     found.control(

@@ -72,7 +72,7 @@ def check(
     """FLOPs of attention beside an RNN and an LSTM of the same width at lengths up to 3d; paths between ends."""
     found = Evidence()
     torch.manual_seed(seed)
-    lengths = sorted({d // 4, d // 2, d - 1, d, 2 * d - 1, 2 * d, 3 * d})
+    lengths = sorted({max(d // 4, 1), max(d // 2, 1), d - 1, d, 2 * d - 1, 2 * d, 3 * d})
     one, rnn, lstm = layer(d, heads), recurrent(d), gated(d)
     mine = [work(one, n, d) for n in lengths]
     whole, bare = [x["all"] for x in mine], [x["bare"] for x in mine]
@@ -98,7 +98,7 @@ def _work(found: Evidence, d: int, lengths: list[int], seen: dict[str, list[int]
     found.written(
         "a layer of attention takes fewer operations than a recurrent layer of the same width",
         all(a < b for name in ("rnn", "lstm") for a, b in zip(seen["whole"], seen[name], strict=True)),
-        f"with its projections it takes {ratio:.2f} times an RNN's FLOPs or more at every n, an LSTM's from n = "
+        f"with its projections it takes {ratio:.2f} times an RNN's FLOPs or more at every n tried, an LSTM's from n = "
         f"{first(lengths, seen['whole'], seen['lstm'])} on (d = {d})",
     )
     gated = first(lengths, seen["whole"], seen["lstm"])

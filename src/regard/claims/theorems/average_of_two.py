@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS, Claim, Evidence
 from regard.claims.statistics import slope
 
@@ -52,7 +52,7 @@ def check(
     n: int = 10,
     d: int = 16,
     seed: int = 0,
-    attend: Callable[..., Any] = regard.attention,
+    attend: Callable[..., Any] = attention,
     keys: Callable[[int, int, torch.Generator], Tensor] = orthonormal,
     formula: Callable[[float, int], float] = share,
 ) -> Evidence:

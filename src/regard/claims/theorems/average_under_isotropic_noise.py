@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS_IF, Claim, Evidence
 from regard.claims.statistics import mean, slope
 from regard.claims.theorems.noisy_key_breaks_one_head import weights
@@ -69,7 +69,7 @@ def check(
     alpha: float = 1e-8,
     samples: int = 2_000,
     seed: int = 0,
-    attend: Callable[..., Any] = regard.attention,
+    attend: Callable[..., Any] = attention,
     noise: Callable[[int, int, int, torch.Generator], Tensor] = normal,
     query: Callable[[Tensor, Tensor, float], Tensor] = to_both,
 ) -> Evidence:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS, Claim, Evidence
-from regard.masks import Mask
+from regard.masks import Causal, Mask
 from regard.nn import Decoder, Encoder
 
 
@@ -54,9 +54,9 @@ def check(
     heads: int = 2,
     layers: int = 3,
     seed: int = 0,
-    mask: Callable[[], Mask | None] = regard.Causal,
+    mask: Callable[[], Mask | None] = Causal,
     make: Callable[..., nn.Module] = Decoder,
-    attend: Callable[..., Any] = regard.attention,
+    attend: Callable[..., Any] = attention,
 ) -> Evidence:
     """Gradients of every output by every input, of one head and of a stack; and the same with later inputs changed."""
     found = Evidence()
@@ -82,7 +82,7 @@ def check(
         single = disturbed(head, x.float(), draw)
     found.written("a decoder: outputs stay, bit for bit, when later inputs change", changed == 0, f"change {changed:g}")
     found.written("one head in float32: the same", single == 0, f"change {single:g}")
-    slip = influence(operator(regard.Causal(offset=1), d, draw, attend), x)
+    slip = influence(operator(Causal(offset=1), d, draw, attend), x)
     found.control("without a mask: no gradient by a later input", float(open_[later].max()) == 0)
     found.control("a mask that is off by one: no gradient by a later input", float(slip[later].max()) == 0)
     offsets = range(1 - n, n)

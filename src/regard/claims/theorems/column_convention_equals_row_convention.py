@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import FAILS, Claim, Evidence
 
 Maps = tuple[Tensor, Tensor, Tensor]
@@ -99,7 +99,7 @@ def check(
     heads: int = 2,
     beta: float = 0.5,
     seed: int = 0,
-    attend: Callable[..., Any] = regard.attention,
+    attend: Callable[..., Any] = attention,
     single: Callable[[Tensor, Tensor, Tensor, float], Tensor] = columns,
     head: tuple[Head, Head] = (head_of_columns, head_of_rows),
     corrected: tuple[Head, Head] = (corrected_columns, corrected_rows),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS, Claim, Evidence
 from regard.nn import MultiHeadAttention
 
@@ -41,7 +41,7 @@ def check(
     kv_heads: int = 2,
     d_value: int = 3,
     seed: int = 0,
-    attend: Callable[..., Any] = regard.attention,
+    attend: Callable[..., Any] = attention,
     layer: Callable[..., Any] = MultiHeadAttention,
     slices: Slices = rows_in_turn,
 ) -> Evidence:

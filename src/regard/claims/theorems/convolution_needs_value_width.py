@@ -7,16 +7,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-import regard
 from regard.claims.claim import HOLDS_IF, Claim, Evidence
 from regard.convolution import to_convolution
 from regard.nn import MultiHeadAttention
+from regard.positions import Quadratic
 
 Factors = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
 
 def best(matrix: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """``W_v [D_in, D_o]`` and ``W_out [D_o, D_out]`` whose product is nearest to a matrix: by SVD (Eckart and Young)."""
+    """``W_v [D_in, D_o]`` and ``W_out [D_o, D_out]`` whose product is nearest to a matrix: by SVD (Eckart, Young)."""
     u, s, v = torch.linalg.svd(matrix, full_matrices=False)
     return u[..., :width] * s[..., None, :width], v[..., :width, :]
 
@@ -26,7 +26,7 @@ def layer_of(taps: Tensor, width: int, side: int, factors: Factors) -> MultiHead
     many, d_in, d_out = taps.shape
     r = round(many**0.5) // 2
     centers = [[float(y), float(x)] for y in range(-r, r + 1) for x in range(-r, r + 1)]
-    near = regard.Quadratic(side, side, many, centers=centers, alpha=1e4)
+    near = Quadratic(side, side, many, centers=centers, alpha=1e4)
     layer = MultiHeadAttention(
         d_in, many, d_key=1, d_value=width, d_out=d_out, out_bias=False, scale=0.0, position=near
     ).double()
@@ -68,7 +68,7 @@ def check(
         found.condition(
             f"{name}: exact where D_o ≥ rank W_Δ, and only there",
             ok,
-            f"of rank {rank}: error {at[name][rank][0]:.1e} at D_o = {rank} and {at[name][rank - 1][0]:.2g} at {rank - 1}",
+            f"of rank {rank}: error {at[name][rank][0]:.1e} at D_o = {rank}, {at[name][rank - 1][0]:.2g} at {rank - 1}",
         )
     found.condition(
         "below, kernels are as near as singular values allow, and no nearer",
@@ -79,7 +79,10 @@ def check(
     found.control("other factors come as near", other <= bound + 1e-9, f"{other:.4f} against {bound:.4f}")
     lines = {name: (widths, [max(e[0], 1e-16) for e in each]) for name, each in errors.items()}
     found.draw("share of the convolution that the best layer misses", lines, x="D_o", y="error", log="y")
-    found.numbers |= {"D_o": widths, **{f"missed, {name}": [e[0] for e in each] for name, each in errors.items()}}
+    found.numbers |= {
+        "D_o": [float(w) for w in widths],
+        **{f"missed, {name}": [e[0] for e in each] for name, each in errors.items()},
+    }
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS_IF, Claim, Evidence
 
 
@@ -63,7 +63,7 @@ def check(
     n: int = 8,
     short: float = 0.01,
     seed: int = 0,
-    attend: Callable[..., Any] = regard.attention,
+    attend: Callable[..., Any] = attention,
     needed: Callable[[int, float], float] = gap_needed,
 ) -> Evidence:
     """≫ as a ratio, as alignment, and as a difference: which of them gives the weight 1 − ε."""

@@ -46,7 +46,7 @@ def fit(
     rows = [[term(*size) / count for term in terms] for size, count in zip(sizes, counts, strict=True)]
     given = torch.tensor(rows, dtype=torch.float64)
     ones = torch.ones(len(counts), 1, dtype=torch.float64)
-    found = torch.linalg.lstsq(given, ones).solution
+    found = torch.linalg.lstsq(given, ones, driver="gels").solution
     return [round(float(c), 6) + 0.0 for c in found.flatten()], round(float((given @ found - 1).abs().max()), 10)
 
 
@@ -61,9 +61,12 @@ def as_said(seen: Mapping[tuple[int, int, int], dict[str, int]], line: str) -> b
     return all(counted[line] == LINES[line][1](*size) for size, counted in seen.items())
 
 
-def check(*, heads: int = 4, largest: int = 64, layer: Callable[..., nn.Module] = MultiHeadAttention) -> Evidence:
+def check(
+    *, heads: int = 4, largest: int = 64, seed: int = 0, layer: Callable[..., nn.Module] = MultiHeadAttention
+) -> Evidence:
     """Counted FLOPs of the layer with queries and keys of different lengths, beside the document's lines."""
     found = Evidence()
+    torch.manual_seed(seed)
     lengths, widths = [(8, 6), (8, 48), (24, 20), (64, 6), (64, 48)], [largest // 4, largest // 2, largest]
     sizes = [(t, s, d) for t, s in lengths for d in widths]
     seen = {(t, s, d): by_line(layer(d, heads), t, s, d) for t, s, d in sizes}

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS_IF, Claim, Evidence
+from regard.masks import Mask, Window
+
+ONESELF = Window(0)
 
 
 def convolved(x: Tensor, weight: Tensor) -> Tensor:
@@ -24,7 +27,7 @@ def nearest(x: Tensor, y: Tensor, taps: int) -> float:
     pad = F.pad(x.mT, (taps // 2, taps // 2))
     seen = pad.unfold(-1, taps, 1).permute(0, 2, 1, 3).flatten(2).flatten(0, 1)  # [B·n, d·taps]
     wanted = y.flatten(0, 1)
-    rest = wanted - seen @ torch.linalg.lstsq(seen, wanted).solution
+    rest = wanted - seen @ torch.linalg.lstsq(seen, wanted, driver="gels").solution
     return float(rest.norm() / wanted.norm())
 
 
@@ -33,8 +36,8 @@ def check(
     n: int = 8,
     d: int = 8,
     seed: int = 0,
-    attend: Callable[..., Any] = regard.attention,
-    alone: regard.Mask = regard.Window(0),
+    attend: Callable[..., Any] = attention,
+    alone: Mask = ONESELF,
 ) -> Evidence:
     """Weights at finite β, at β = ∞ and under a mask; and the layer beside a convolution of width 1."""
     found = Evidence()

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-import regard
 from regard.claims.claim import HOLDS, Claim, Evidence
 from regard.convolution import AttentionConvolution, to_attention, to_convolution
 from regard.convolution.verify import verify
 from regard.nn import MultiHeadAttention
+from regard.positions import Quadratic
 
 Offsets = Callable[[int], Sequence[tuple[int, int]]]
 
@@ -24,7 +24,7 @@ def spread(dilation: int) -> list[tuple[int, int]]:
 def layer_at(offsets: Sequence[tuple[int, int]], weight: Tensor, side: int) -> MultiHeadAttention:
     """One hard head an offset, W_v W_out = W_Δ, bare of padding: at a border the nearest pixel is taken."""
     out, channels = weight.shape[:2]
-    near = regard.Quadratic(side, side, len(offsets), centers=[list(x) for x in offsets], alpha=1e4)
+    near = Quadratic(side, side, len(offsets), centers=[list(x) for x in offsets], alpha=1e4)
     layer = MultiHeadAttention(
         channels, len(offsets), d_key=1, d_value=channels, d_out=out, out_bias=False, scale=0.0, position=near
     ).double()

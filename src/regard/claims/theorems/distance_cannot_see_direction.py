@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
 from regard.claims.claim import HOLDS_IF, Claim, Evidence
 from regard.claims.statistics import slope
-from regard.masks import Mask
+from regard.masks import Causal, Mask
 from regard.nn import Encoder
+from regard.positions import ALiBi, RelativeTable
 
 SAME, CLEAR = 1e-10, 1e-4
 
 
-def sloped(heads: int, reach: int, lean: float, seed: int) -> regard.RelativeTable:
+def sloped(heads: int, reach: int, lean: float, seed: int) -> RelativeTable:
     """A table of random numbers by distance, plus ``lean`` times random numbers with the sign of the offset."""
     draw = torch.Generator().manual_seed(seed)
     even, odd = torch.randn(2, heads, reach, generator=draw, dtype=torch.float64).unbind()
-    table = regard.RelativeTable(heads, reach).double()
+    table = RelativeTable(heads, reach).double()
     zero = torch.zeros(heads, 1, dtype=torch.float64)
     table.weight.data = torch.cat([(even - lean * odd).flip(-1), zero, even + lean * odd], dim=-1)
     return table
@@ -53,9 +53,9 @@ def check(
     heads: int = 2,
     layers: int = 3,
     seed: int = 0,
-    distance: Callable[[int], Any] = lambda heads: regard.ALiBi(heads=heads),
+    distance: Callable[[int], Any] = lambda heads: ALiBi(heads=heads),
     offset: Callable[[int, int, float, int], Any] = sloped,
-    causal: Callable[[], Mask] = regard.Causal,
+    causal: Callable[[], Mask] = Causal,
 ) -> Evidence:
     """A sequence and its reverse through encoders: by distance, by signed offset, under a causal mask."""
     found = Evidence()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS_IF, Claim, Evidence
 from regard.claims.statistics import slope
 
@@ -22,7 +22,7 @@ def weights(scores: Tensor, beta: float, attend: Callable[..., Any]) -> Tensor:
     return out.flatten()
 
 
-def check(*, n: int = 8, gap: float = 0.5, seed: int = 0, attend: Callable[..., Any] = regard.attention) -> Evidence:
+def check(*, n: int = 8, gap: float = 0.5, seed: int = 0, attend: Callable[..., Any] = attention) -> Evidence:
     """Weights against the one-hot argmax as β grows, without ties and with one."""
     found = Evidence()
     draw = torch.Generator().manual_seed(seed)

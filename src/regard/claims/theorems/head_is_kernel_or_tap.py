@@ -90,18 +90,18 @@ def check(
         f"{taps} heads, one a tap, are the convolution within {max(off(convs[c], layers[c], x) for c in many):.0e} for "
         f"{many[0]} to {many[-1]} kernels",
     )
-    _taps(found, layers[channels], x)
+    _taps(found, layers[4], x)
     least = {c: rank(by_tap(convs[c].weight)) for c in many}
     found.corrected(
-        "and no fewer do: a head has one matrix for all taps",
+        "fewer than the taps have independent matrices do not: a head has one matrix for all taps",
         all(least[c] == min(taps, c * channels) for c in many) and all(of_heads(h, draw) == h for h in (1, 2, 3)),
-        f"heads needed: {', '.join(f'{least[c]} for {c}' for c in many)} kernels of {channels} channels",
+        f"heads needed at least: {', '.join(f'{least[c]} for {c}' for c in many)} kernels of {channels} channels",
     )
-    _without(found, convs[channels], layers[channels], x)
+    _without(found, convs[4], layers[4], x)
     counts = list(range(1, taps + 1))
     lines = {f"{c} kernels": (counts, [best(convs[c].weight, h) for h in counts]) for c in many}
     found.draw(f"least error of so many heads for {size} × {size} kernels", lines, x="heads", y="relative error")
-    found.numbers |= {"heads": heads[channels], "taps": taps, "least error of C heads": list(error.values())}
+    found.numbers |= {"heads": heads[4], "taps": taps, "least error of C heads": list(error.values())}
     return found
 
 
@@ -126,15 +126,15 @@ def _without(found: Evidence, conv: nn.Conv2d, layer: AttentionConvolution, x: T
 CLAIM = Claim(
     id="head-is-kernel-or-tap",
     sources=("000", "002"),
-    statement="Multi-head attention is like the many kernels of a convolution: a head takes the part of a kernel.",
-    formula=r"N_h = C, \qquad W_{\Delta} = W_v^{(h)}, N_h = K^2",
+    statement="Multi-head attention is like the many kernels of a convolution: a head takes the part of a kernel, so "
+    "that C kernels are C heads (002). For 000 a head takes the part of one position in the kernel instead.",
+    formula=r"N_h = C",
     refuted="A convolution that needs another number of heads than it has kernels.",
     control="K² heads one of which is silenced, asked whether they are the convolution.",
     verdict=FAILS,
-    correction="A head takes the part of one tap (as 000 says), with a matrix from all input to all output "
-    "channels: K² heads do what any number C of K × K kernels does, and C heads do not. Counted by rank, as many "
-    "heads are needed as the taps have independent matrices: K² for weights in general position, as soon as input "
-    "times output channels are that many. A head with spread weights has the same matrix at every tap, up to a "
-    "factor.",
+    correction="A head takes the part of one tap, as 000 says, with a matrix from all input to all output channels: "
+    "K² heads do what any number C of K × K kernels does, and fewer do not once input times output channels are K² or "
+    "more, because a head with spread weights has the same matrix at every tap, up to a factor. By rank, at least as "
+    "many heads are needed as the taps have independent matrices.",
     check=check,
 )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import FAILS, Claim, Evidence
 from regard.nn import Encoder
 
@@ -66,7 +66,7 @@ def check(
     layers: int = 3,
     seed: int = 0,
     make: Callable[..., nn.Module] = Encoder,
-    attend: Callable[..., Any] = regard.attention,
+    attend: Callable[..., Any] = attention,
 ) -> Evidence:
     """Four words; 'cats' attends to [MASK], or [MASK] to 'cats': gradients and outputs, in a layer and in several."""
     found = Evidence()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS, Claim, Evidence
 
 
@@ -49,7 +49,7 @@ def check(
     n: int = 8,
     samples: int = 400,
     seed: int = 0,
-    attend: Callable[..., Any] = regard.attention,
+    attend: Callable[..., Any] = attention,
     bound: Callable[[int, float], float] = as_written,
 ) -> Evidence:
     """The operator's Jacobian for weights of every shape, against the bound at the smallest ε that is allowed."""

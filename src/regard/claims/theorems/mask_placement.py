@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
 from regard.claims.claim import HOLDS, Claim, Evidence
-from regard.masks import Mask
+from regard.masks import Causal, Mask, Padding
 from regard.nn import Decoder, EncoderDecoder
 
 Placement = Mapping[str, frozenset[str]]
@@ -38,7 +37,7 @@ class Setting:
     draw: torch.Generator
 
     def mask(self, kinds: frozenset[str], real: Tensor) -> Mask | None:
-        masks = {"padding": regard.Padding(real), "causal": regard.Causal()}
+        masks = {"padding": Padding(real), "causal": Causal()}
         chosen = [masks[kind] for kind in sorted(kinds)]
         return None if not chosen else chosen[0] if len(chosen) == 1 else chosen[0] & chosen[1]
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import FAILS, Claim, Evidence
+from regard.masks import Causal
 
 
 def as_written(scores: Tensor, hidden: Tensor) -> Tensor:
@@ -35,7 +36,7 @@ def check(
     scores = (q @ k.mT)[0, 0] / 2
     hidden = torch.ones(n, n, dtype=torch.bool).triu(1)
     eye = torch.eye(n, dtype=torch.float64).view(1, 1, n, n)
-    wanted = regard.attention(q, k, eye, mask=regard.Causal(), scale=0.5)[0, 0]
+    wanted = attention(q, k, eye, mask=Causal(), scale=0.5)[0, 0]
 
     weights = masked(scores, hidden)
     lost = int(weights.isnan().sum())

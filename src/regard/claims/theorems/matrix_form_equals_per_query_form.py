@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS, Claim, Evidence
 from regard.nn import MultiHeadAttention
 
@@ -47,7 +47,7 @@ def check(
     d_value: int = 4,
     heads: int = 2,
     seed: int = 0,
-    attend: Callable[..., Any] = regard.attention,
+    attend: Callable[..., Any] = attention,
     per_query: Callable[[Tensor, Tensor, Tensor, float], Tensor] = by_query,
 ) -> Evidence:
     """The operator on whole matrices, on one query at a time, and the sums as they are written; a layer too."""

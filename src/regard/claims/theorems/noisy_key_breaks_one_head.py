@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS, Claim, Evidence
 from regard.claims.statistics import Interval, mean
 
@@ -51,7 +51,7 @@ def check(
     t: float = 20.0,
     samples: int = 8_000,
     seed: int = 0,
-    attend: Callable[..., Any] = regard.attention,
+    attend: Callable[..., Any] = attention,
 ) -> Evidence:
     """The weight of a over samples of the keys, with the extra variance along μ_a and without."""
     found = Evidence()

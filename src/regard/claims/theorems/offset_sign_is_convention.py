@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-import regard
 from regard.claims.claim import FAILS, Claim, Evidence
 from regard.nn import MultiHeadAttention
+from regard.positions import Quadratic
 
 SHIFTS = [(y, x) for y in (-1, 0, 1) for x in (-1, 0, 1)]
 
@@ -22,7 +22,7 @@ def opposite(shifts: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def layer_at(shifts: list[tuple[int, int]], taps: Tensor, side: int) -> MultiHeadAttention:
     """Head h looks at q + shifts[h], with W_v W_out = taps[h], ``taps [9, D_in, D_out]``."""
     many, d_in, d_out = taps.shape
-    near = regard.Quadratic(side, side, many, centers=[list(s) for s in shifts], alpha=1e4)
+    near = Quadratic(side, side, many, centers=[list(s) for s in shifts], alpha=1e4)
     layer = MultiHeadAttention(
         d_in, many, d_key=1, d_value=d_in, d_out=d_out, out_bias=False, scale=0.0, position=near
     ).double()
@@ -72,6 +72,13 @@ def check(
     back = apart(taps, flipped(taps))
     found.corrected("q − Δ with the flipped kernel is q + Δ", back < 1e-12, f"flipped, they agree within {back:.1e}")
     found.corrected("q + Δ is what torch calls convolution", off < 1e-12, f"nn.Conv2d within {off:.1e}")
+    _symmetric(found, taps, apart)
+    found.numbers |= {"difference, any kernel": same, "flipped": back}
+    return found
+
+
+def _symmetric(found: Evidence, taps: Tensor, apart: Callable[[Tensor, Tensor], float]) -> None:
+    """From the drawn kernel to W_Δ = W_{−Δ}, which is blind to the sign; and an edge filter, which is not."""
     shares, seen = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], []
     even, odd = (taps + taps.flip(0)) / 2, (taps - taps.flip(0)) / 2
     for share in shares:
@@ -82,8 +89,8 @@ def check(
         seen[-1] < 1e-12 and seen == sorted(seen, reverse=True),
         f"symmetric kernels: within {seen[-1]:.1e}",
     )
-    edge = torch.zeros(9, d, d, dtype=torch.float64)
-    edge[3], edge[5] = -torch.eye(d), torch.eye(d)  # x_{right} − x_{left}
+    edge = torch.zeros_like(taps)
+    edge[3], edge[5] = -torch.eye(taps.shape[1]), torch.eye(taps.shape[1])  # x_{right} − x_{left}
     turn = apart(edge, -edge)
     found.corrected(
         "an edge filter changes its sign with that of Δ", turn < 1e-12, f"−1 times itself within {turn:.1e}"
@@ -91,14 +98,13 @@ def check(
     kept = apart(edge, edge)
     found.control("an edge filter does not see the sign of Δ", kept < 1e-9, f"it differs by {kept:.0%}")
     found.draw("q + Δ against q − Δ", {"the same kernel": (shares, seen)}, x="how symmetric W is", y="difference")
-    found.numbers |= {"difference, any kernel": same, "flipped": back, "symmetric": seen[-1], "edge filter": kept}
-    return found
+    found.numbers |= {"symmetric": seen[-1], "edge filter": kept}
 
 
 CLAIM = Claim(
     id="offset-sign-is-convention",
     sources=("000",),
-    statement="Whether heads look at q + Δ or at q − Δ is a matter of convention, since the set of shifts is symmetric.",
+    statement="Whether heads look at q + Δ or q − Δ is a matter of convention, as the set of shifts is symmetric.",
     formula=r"\sum_{\Delta} Z_{q+\Delta} W_\Delta = \sum_{\Delta} Z_{q-\Delta} W_\Delta",
     refuted="A kernel for which both sums differ.",
     control="An edge filter, asked whether it is blind to the sign of the offset.",

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-import regard
 from regard.claims.claim import FAILS, Claim, Evidence
+from regard.masks import Causal
 from regard.nn import MultiHeadAttention
+from regard.positions import Sinusoidal
 
 TIGHT = 1e-12
 
@@ -46,14 +47,14 @@ def check(
     permutations: int = 40,
     seed: int = 0,
     make: Callable[..., nn.Module] = MultiHeadAttention,
-    sees: Callable[[int], nn.Module] = regard.Sinusoidal,
+    sees: Callable[[int], nn.Module] = Sinusoidal,
 ) -> Evidence:
     """A layer's outputs for permuted inputs: against the outputs, the permuted outputs, and their mean."""
     found = Evidence()
     draw = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     x = torch.randn(n, d, generator=draw, dtype=torch.float64)
-    layer, causal, code = make(d, heads=heads).double(), make(d, heads=heads, mask=regard.Causal()).double(), sees(d)
+    layer, causal, code = make(d, heads=heads).double(), make(d, heads=heads, mask=Causal()).double(), sees(d)
     sizes = list(range(2, n + 1, 2))
     plain, masked, placed = [], [], []
     with torch.no_grad():

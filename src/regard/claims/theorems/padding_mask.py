@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS, Claim, Evidence
-from regard.masks import Mask
+from regard.masks import Mask, Padding
 from regard.nn import Encoder
+from regard.positions import Sinusoidal
 
 
 def padded(n: int, length: int) -> Tensor:
@@ -49,7 +50,7 @@ def softly(x: Tensor, y: Tensor, real: Tensor) -> tuple[list[float], list[float]
     changes = []
     for b in sizes:
         bias = torch.where(real, 0.0, -b).to(x)[:, None, None]
-        one, two = (regard.attention(x[:, None], z[:, None], z[:, None], bias=bias).squeeze(1) for z in (x, y))
+        one, two = (attention(x[:, None], z[:, None], z[:, None], bias=bias).squeeze(1) for z in (x, y))
         changes.append(float((one - two).abs()[real].max()))
     return sizes, changes
 
@@ -62,14 +63,14 @@ def check(
     heads: int = 2,
     layers: int = 2,
     seed: int = 0,
-    hide: Callable[[Tensor], Mask | None] = regard.Padding,
-    attend: Callable[..., Any] = regard.attention,
+    hide: Callable[[Tensor], Mask | None] = Padding,
+    attend: Callable[..., Any] = attention,
 ) -> Evidence:
     """Other content, NaN among it, in the padding: outputs with the mask and without; and gradients."""
     found = Evidence()
     draw = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    encoder = Encoder(d, heads=heads, layers=layers, position=regard.Sinusoidal(d)).double().eval()
+    encoder = Encoder(d, heads=heads, layers=layers, position=Sinusoidal(d)).double().eval()
     real = padded(n, length)
     x = torch.randn(3, n, d, generator=draw, dtype=torch.float64)
     y, mask = other(x, real, draw), hide(real)

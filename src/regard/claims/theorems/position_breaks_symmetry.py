@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import regard
 from regard.claims.claim import HOLDS_IF, Claim, Evidence
 from regard.nn import Encoder
+from regard.positions import ALiBi, Learned, RelativeTable, Rotary, Sinusoidal
 
 SAME = 1e-10
 
@@ -48,15 +48,16 @@ def check(
     d: int = 16,
     heads: int = 2,
     seed: int = 0,
-    learned: Callable[[int, int], Any] = regard.Learned,
-    sinusoidal: Callable[[int], Any] = regard.Sinusoidal,
-    signed: Callable[[int, int], Any] = regard.RelativeTable,
-    rotary: Callable[[int], Any] = regard.Rotary,
-    distance: Callable[[], Any] = regard.ALiBi,
+    learned: Callable[[int, int], Any] = Learned,
+    sinusoidal: Callable[[int], Any] = Sinusoidal,
+    signed: Callable[[int, int], Any] = RelativeTable,
+    rotary: Callable[[int], Any] = Rotary,
+    distance: Callable[[], Any] = ALiBi,
 ) -> Evidence:
     """Into how many representations an encoder maps the n! orders of n words, under each scheme."""
     found = Evidence()
     draw = torch.Generator().manual_seed(seed)
+    longest = max(3, longest)  # the sentence of the document has three words
     words = torch.randn(longest, d, generator=draw, dtype=torch.float64)
     schemes: dict[str, Callable[[], Any]] = {
         "none": lambda: None,

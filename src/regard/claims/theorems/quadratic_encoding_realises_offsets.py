@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS_IF, Claim, Evidence
 from regard.claims.statistics import slope
 from regard.convolution import leak, to_attention
+from regard.positions import Quadratic
 
 CENTERS = [[float(y), float(x)] for y in (-1, 0, 1) for x in (-1, 0, 1)]
 
@@ -45,8 +46,8 @@ def check(
     *,
     side: int = 6,
     seed: int = 0,
-    attend: Callable[..., Any] = regard.attention,
-    make: Callable[..., Any] = regard.Quadratic,
+    attend: Callable[..., Any] = attention,
+    make: Callable[..., Any] = Quadratic,
     convert: Callable[..., Any] = to_attention,
 ) -> Evidence:
     """The distance to one-hot weights against α: inside, at the border, with padded keys, and at half a pixel."""
@@ -70,7 +71,7 @@ def check(
     found.condition(
         "where the pixel exists the distance falls as exp(−α)",
         abs(rate.value + 1) < 0.01,
-        f"where the pixel exists the distance is {inside[-1]:.1e} at α = {alphas[-1]:g}, falling as exp({rate.value:.4f} α)",
+        f"where the pixel exists it is {inside[-1]:.1e} at α = {alphas[-1]:g}, falling as exp({rate.value:.4f} α)",
     )
     bounded = all(x <= 2 * leak(a, 2) + 1e-12 for a, x in zip(alphas, inside, strict=True))
     found.condition("the weight beside is at most 1 − θ(α)^−2 (`leak`)", bounded, f"leak {leak(alphas[-1], 2):.1e}")
@@ -119,12 +120,13 @@ CLAIM = Claim(
     sources=("000",),
     statement="Scores −α‖δ − Δ‖², with δ the offset of a key from its query, tend to one-hot attention at the offset Δ "
     "as α grows, which is what makes a head one tap of a convolution.",
-    formula=r"\lim_{\alpha \to \infty} \operatorname{softmax}_k\left(-\alpha \lVert \delta_{qk} - \Delta \rVert^2\right) "
-    r"= 1[\, k = q + \Delta \,]",
+    formula=r"\lim_{\alpha \to \infty} "
+    r"\operatorname{softmax}_k\left(-\alpha \lVert \delta_{qk} - \Delta \rVert^2\right)"
+    r" = 1[\, k = q + \Delta \,]",
     refuted="A query at which the weights do not tend to the pixel at the offset Δ.",
     control="An offset of half a pixel, asked for one-hot weights: two pixels are equally near.",
     verdict=HOLDS_IF,
-    correction="Δ must be whole and the pixel q + Δ must be there: the distance then falls as exp(−α), with encodings of "
+    correction="Δ must be whole and the pixel q + Δ must be there: the distance then falls as exp(−α), with codes of "
     "width D_p = 3. At the border a head takes the nearest pixel that is there (the padding called replicate); zero "
     "padding needs keys for the padded pixels.",
     check=check,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS_IF, Claim, Evidence
 from regard.positions import hard_selection
 
@@ -74,7 +74,7 @@ def check(
     most: int = 3,
     samples: int = 20,
     seed: int = 0,
-    attend: Callable[..., Any] = regard.attention,
+    attend: Callable[..., Any] = attention,
     join: Join = add,
 ) -> Evidence:
     """Paths from every position to the last, for heads that look back one, far and farther, and by chance."""

@@ -76,7 +76,7 @@ def descend(layer: MultiHeadAttention, rate: float) -> None:
     with torch.no_grad():
         for parameter in layer.parameters():
             if parameter.grad is not None:
-                parameter -= rate * parameter.grad
+                parameter.sub_(rate * parameter.grad)
 
 
 def train(layer: MultiHeadAttention, change: Change, x: Tensor, y: Tensor, *, steps: int, rate: float) -> Run:
@@ -135,7 +135,7 @@ def check(
     heads: int = 2,
     d: int = 8,
     n: int = 6,
-    steps: int = 30,
+    steps: int = 25,
     rate: float = 1.0,
     seed: int = 0,
     layer: Callable[[int, int], MultiHeadAttention] = MultiHeadAttention,

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS, Claim, Evidence
-from regard.positions import AddedToInput
+from regard.positions import AddedToInput, Learned, Sinusoidal
 
 TIGHT = 1e-9
 
@@ -35,12 +35,12 @@ def look(codes: Tensor, turned: Tensor, attend: Callable[..., Any]) -> Tensor:
 def check(
     *,
     d: int = 16,
-    reach: int = 4000,
+    reach: int = 100_000,
     samples: int = 600,
     n: int = 48,
     seed: int = 0,
-    code: Callable[[int], AddedToInput] = regard.Sinusoidal,
-    attend: Callable[..., Any] = regard.attention,
+    code: Callable[[int], AddedToInput] = Sinusoidal,
+    attend: Callable[..., Any] = attention,
 ) -> Evidence:
     """Fit the map of a step by some positions and try it at others; then find a fixed offset by attention with it."""
     found = Evidence()
@@ -67,8 +67,8 @@ def check(
     found.written("queries M_5 c_i over keys c_j attend to position i + 5", hit, f"{n - 5} of {n - 5} queries" * hit)
     missed = bool((look(codes, codes, attend)[: n - 5].argmax(-1) == torch.arange(5, n)).all())
     found.control("queries c_i, not turned, attend to position i + 5", missed)
-    table = regard.Learned(reach + max(steps), d)
-    by_chance, odd = fitted(table, 5, starts)[1] / 0.02, fitted(regard.Sinusoidal(d - 1), 5, starts)[1]
+    table = Learned(reach + max(steps), d)
+    by_chance, odd = fitted(table, 5, starts)[1] / 0.02, fitted(Sinusoidal(d - 1), 5, starts)[1]
     found.control("a random table has such a matrix", by_chance < TIGHT, f"error {by_chance:.2g} standard deviations")
     found.control("the code of odd width has one; its last sine stands without a cosine", odd < TIGHT, f"{odd:.2g}")
     scores = (codes @ maps[5][0].mT) @ codes.mT

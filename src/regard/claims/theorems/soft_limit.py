@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS, Claim, Evidence
 from regard.claims.statistics import slope
 
@@ -22,7 +22,7 @@ def tilt(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def check(
-    *, n: int = 12, d: int = 8, seed: int = 0, largest: float = 1e-2, attend: Callable[..., Any] = regard.attention
+    *, n: int = 12, d: int = 8, seed: int = 0, largest: float = 1e-2, attend: Callable[..., Any] = attention
 ) -> Evidence:
     """Distance of the output to the mean value at β = 0 and as β falls; its rate, and what it is to first order."""
     found = Evidence()

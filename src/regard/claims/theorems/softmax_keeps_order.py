@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import FAILS, Claim, Evidence
 
 
@@ -33,7 +33,7 @@ def same_order(scores: Tensor, a: Tensor) -> bool:
 
 
 def check(
-    *, n: int = 8, rows: int = 50, shift: float = 5.0, seed: int = 0, attend: Callable[..., Any] = regard.attention
+    *, n: int = 8, rows: int = 50, shift: float = 5.0, seed: int = 0, attend: Callable[..., Any] = attention
 ) -> Evidence:
     """Ratios, order and differences of scores before and after softmax; scores are positive, so that ratios exist."""
     found = Evidence()

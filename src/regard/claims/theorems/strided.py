@@ -55,7 +55,8 @@ def check(
     found = Evidence()
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(2, channels, side, side, generator=draw, dtype=torch.float64)
-    strides, work = [2, 3, 4], {"all queries": [], "kept queries": []}  # type: dict[str, list[float]]
+    strides = [2, 3, 4]
+    work: dict[str, list[float]] = {"all queries": [], "kept queries": []}
     for stride in strides:
         conv = drawn(channels, stride, draw)
         dense = nn.Conv2d(channels, 4, 3, padding=1).double()
@@ -108,7 +109,8 @@ CLAIM = Claim(
     sources=("000",),
     statement="A strided convolution is attention at every pixel, after which a downsampling or pooling layer must "
     "discard the outputs that are skipped.",
-    formula=r"y_i = \sum_{\Delta} Z_{s i + \Delta} W_\Delta = \left(\operatorname{pool}_s\, \operatorname{MHA}(Z)\right)_i",
+    formula=r"y_i = \sum_{\Delta} Z_{s i + \Delta} W_\Delta = "
+    r"\left(\operatorname{pool}_s\, \operatorname{MHA}(Z)\right)_i",
     refuted="A pooling layer after dense attention whose outputs are not those of the strided convolution.",
     control="Dense attention subsampled from its second output on.",
     verdict=FAILS,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS, Claim, Evidence
 
 Bases = tuple[Tensor, Tensor]
@@ -55,7 +55,7 @@ def check(
     samples: int = 50,
     sharpness: float = 200.0,
     seed: int = 0,
-    attend: Callable[..., Any] = regard.attention,
+    attend: Callable[..., Any] = attention,
     bases: Callable[[int, int, int, torch.Generator], Bases] = orthonormal,
     selector: Callable[[Tensor], Tensor] = projector,
 ) -> Evidence:

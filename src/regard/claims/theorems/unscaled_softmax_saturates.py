@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS_IF, Claim, Evidence
 from regard.claims.statistics import mean, slope
 from regard.nn import MultiHeadAttention
+from regard.observables import Observe
 
 QUERIES = 16  # each set of keys is asked by so many queries
 
@@ -75,7 +76,7 @@ def many_keys(sizes: tuple[int, ...], seed: int, attend: Any) -> list[float]:
     means = []
     for d in sizes:
         q, k = (torch.randn(1, 1, many, d, generator=draw) for many in (64, round(math.exp(d))))
-        _, seen = attend(q, k, k, scale=1.0, observe=regard.Observe())
+        _, seen = attend(q, k, k, scale=1.0, observe=Observe())
         means.append(float(seen.peak.mean()))
     return means
 
@@ -88,7 +89,7 @@ def check(
     eps: float = 0.1,
     batch: int = 40,
     seed: int = 0,
-    attend: Callable[..., Any] = regard.attention,
+    attend: Callable[..., Any] = attention,
     layer: Callable[..., Any] = MultiHeadAttention,
 ) -> Evidence:
     """1 − max, the Jacobian and gradients as d grows at fixed n, unscaled and scaled; and with n = e^d."""

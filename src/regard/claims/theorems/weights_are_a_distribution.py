@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS_IF, Claim, Evidence
 from regard.claims.statistics import mean
 
@@ -61,7 +61,7 @@ def check(
     heads: int = 3,
     dropout: float = 0.3,
     seed: int = 0,
-    attend: Callable[..., Any] = regard.attention,
+    attend: Callable[..., Any] = attention,
 ) -> Evidence:
     """Sums and signs of the operator's weights, unmasked and masked, with an empty row, with sinks, with dropout."""
     found = Evidence()

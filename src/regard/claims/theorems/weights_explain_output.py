@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import HOLDS_IF, Claim, Evidence
 
 Values = Callable[[int, int, torch.Generator], Tensor]
@@ -96,7 +96,7 @@ def check(
     d_value: int = 8,
     queries: int = 8,
     seed: int = 0,
-    attend: Callable[..., Any] = regard.attention,
+    attend: Callable[..., Any] = attention,
     values: Values = gaussian,
 ) -> Evidence:
     """Other weights with the same output: whether there are any, and how far they can be from the true ones."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import regard
+from regard.attention import attention
 from regard.claims.claim import FAILS, Claim, Evidence
 from regard.claims.statistics import Interval, mean, slope
 
@@ -85,7 +85,7 @@ def check(
     beta: float = 0.25,
     samples: int = 3_000,
     seed: int = 0,
-    attend: Callable[..., Any] = regard.attention,
+    attend: Callable[..., Any] = attention,
     mirror: Callable[[Tensor], Tensor] = torch.neg,
 ) -> Evidence:
     """How outputs and the mean output change with σ; the mean by pairs ±ε, in which the first order cancels."""
