@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grad_norm_
 from regard.training.checkpoints import Checkpoints
 from regard.training.folder import RunFolder
 from regard.training.metrics import Metrics
-from regard.training.optimizer import adamw, at_rate, moments, put, remember, weights, whole
+from regard.training.optimizer import adamw, moments, put, remember, weights, whole
 from regard.training.processes import Processes
 from regard.training.recorder import Recorder
 from regard.training.schedule import rate
@@ -160,7 +160,8 @@ class Loop:
             loss += float(summed.detach()) / total if weight else 0.0
         norm = _norm(self.model, recipe.clip)
         eta = rate(recipe, step)
-        at_rate(self.optimizer, eta)
+        for group in self.optimizer.param_groups:
+            group["lr"] = eta
         sums = self.processes.added({"loss": loss, "asked": float(asked)})
         if not math.isfinite(sums["loss"]) or not math.isfinite(norm):
             raise RuntimeError(

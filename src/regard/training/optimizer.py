@@ -16,34 +16,24 @@ from torch.optim import AdamW
 from regard.positions import Quadratic
 from regard.training.recipe import Recipe
 
-__all__ = ["adamw", "at_rate", "moments", "put", "remember", "weights", "whole"]
+__all__ = ["adamw", "moments", "put", "remember", "weights", "whole"]
 
-PACE = 2.0
 COUNT = "step"  # AdamW's own count of steps: one number a parameter, the same in every process
 
 
 def adamw(model: nn.Module, recipe: Recipe) -> AdamW:
     """``p ← p − η (m̂ / (√v̂ + ε) + λ p)``, with λ = ``decay`` on matrices, 0 on vectors (norms, biases) and on places
 
-    Centres of a ``Quadratic`` are places in a picture, which decay would pull to the query. They are counted in pixels,
-    where weights are tenths, and go at ``PACE`` times the rate.
+    Centres of a ``Quadratic`` are places in a picture, which decay would pull to the query.
     """
     learned = [p for p in model.parameters() if p.requires_grad]
     places = {id(p) for module in model.modules() if isinstance(module, Quadratic) for p in module.parameters()}
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in learned if p.ndim > 1 and id(p) not in places], "weight_decay": recipe.decay},
-        {"params": [p for p in learned if p.ndim <= 1 and id(p) not in places], "weight_decay": 0.0},
-        {"params": [p for p in learned if id(p) in places], "weight_decay": 0.0, "pace": PACE},
-    ]
+    matrices = [p for p in learned if p.ndim > 1 and id(p) not in places]
+    others = [p for p in learned if p.ndim <= 1 or id(p) in places]
+    groups = [{"params": matrices, "weight_decay": recipe.decay}, {"params": others, "weight_decay": 0.0}]
     spread = any(_is_spread(p) for p in model.parameters())
     betas = (recipe.beta1, recipe.beta2)
     return AdamW([g for g in groups if g["params"]], lr=recipe.rate, betas=betas, fused=not spread)
-
-
-def at_rate(optimizer: AdamW, rate: float) -> None:
-    """Let the next step go at a rate η, each group at its pace."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group.get("pace", 1.0)
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

@@ -112,7 +112,7 @@ def _converted(
     with torch.no_grad():
         bare.double().v_proj.weight.copy_(torch.eye(sizes[0]).repeat(9, 1))
         bare.out_proj.weight.copy_(zeros.weight.permute(0, 2, 3, 1).flatten(1))
-        bare.out_proj.bias.copy_(zeros.bias)
+        bare.out_proj.bias.copy_(zeros.bias)  # type: ignore[arg-type]
         apart = (bare(x.flatten(2).mT).mT.view(2, -1, *x.shape[2:]) - zeros(x)).abs()
     inside, border = float(apart[..., 1:-1, 1:-1].max()), float(apart.max())
     found.control(

@@ -24,8 +24,9 @@ class PixelsTask(PictureTask):
 
     ``model.kind`` is the encoding of ``regard.models.relative_attention``, "quadratic", "relative" or "content", or
     "resnet": as many 3 × 3 convolutions as there are layers, in residual blocks, the control. ``model.value`` is D_o of
-    a head. The first centres Δ of quadratic heads are drawn from N(0, ``model.spread``²), and α begins at
-    ``model.alpha``. A residual network has no heads: what is said of them changes nothing, and nothing is recorded.
+    a head: as wide as D, for then a second head at the same offset can add nothing. The first centres Δ of quadratic
+    heads are drawn from N(0, ``model.spread``²), and α begins at ``model.alpha``. A residual network has no heads: what
+    is said of them changes nothing, and nothing is recorded.
     """
 
     name: ClassVar[str] = "pixels"
@@ -38,8 +39,8 @@ class PixelsTask(PictureTask):
         rate=3e-3,
         warmup=100,
         model={
-            **{"kind": "quadratic", "d": 54, "heads": 9, "layers": 6, "hidden": 108, "value": 12, "patch": 1},
-            **{"spread": 0.7, "alpha": 2.0},
+            **{"kind": "quadratic", "d": 36, "heads": 9, "layers": 6, "hidden": 72, "value": 36, "patch": 1},
+            **{"spread": 0.7, "alpha": 1.5},
         },
         data={"folder": "", "size": 8, "channels": 1, "shift": 0.75, "turn": 10.0, "zoom": 0.1},
     )
