@@ -18,7 +18,7 @@ if "REGARD_TEST_MODULE" in os.environ:  # another build of the native module (sc
 
 from regard.kernels import tiles
 
-pytest_plugins = ("trained", "browser")  # fixtures: trained models, pages in Chromium
+pytest_plugins = ("trained", "browser", "lab_pages")  # fixtures: trained models, pages in Chromium, a lab
 
 # Derandomized: a run that is green stays green; long sweeps look further.
 settings.register_profile(

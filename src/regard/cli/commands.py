@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli import budget, claims, convolve, describe, generate, look, train
+from regard.cli import budget, claims, convolve, describe, generate, lab, look, train
 
 __all__ = ["app", "run"]
 
@@ -28,6 +28,7 @@ app.command("claims")(claims.claims)
 app.command("convolve")(convolve.convolve)
 app.command("describe")(describe.describe)
 app.command("generate")(generate.generate)
+app.command("lab")(lab.lab)
 app.command("look")(look.look)
 app.command("train")(train.train)
 

@@ -1,0 +1,9 @@
+"""The room «budget» of the lab: what it answers."""
+
+from __future__ import annotations
+
+from regard.lab.endpoints import Endpoints
+
+__all__ = ["ENDPOINTS"]
+
+ENDPOINTS = Endpoints()

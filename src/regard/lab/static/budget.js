@@ -1,0 +1,6 @@
+// The room «budget».
+import { element } from "./dom.js";
+
+export function open(root) {
+  root.append(element("p", { text: "…" }));
+}
