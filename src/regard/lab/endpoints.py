@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Asked", "Bytes", "Endpoint", "Endpoints", "Gone", "TooMany"]
 
 
-class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A request: every field has a type and bounds, and no other field is taken."""
 
 
