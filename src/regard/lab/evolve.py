@@ -1,9 +1,306 @@
-"""The room «evolve» of the lab: what it answers."""
+"""The room «Evolve»: training runs, step by step, and new ones."""
 
 from __future__ import annotations
 
-from regard.lab.endpoints import Endpoints
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+import torch
+from msgspec import Meta
+
+from regard.lab.endpoints import Asked, Bytes, Endpoints
+from regard.lab.evolve_runs import Growing, curves
+from regard.lab.lab import Lab, Opened
+from regard.lab.work import Id
+from regard.training.evolution import Evolution
+from regard.training.folder import read_run
+from regard.training.offsets import offsets as offsets_of
+from regard.training.recipe import Recipe
+from regard.training.tasks import TASKS
+from regard.watching.kinds import KINDS
+from regard.watching.table import COLUMNS
 
 __all__ = ["ENDPOINTS"]
 
 ENDPOINTS = Endpoints()
+
+Step = Annotated[int, Meta(ge=0, le=2**53)]
+After = Annotated[int, Meta(ge=-1, le=2**53)]  # the last step that is known already; −1 none
+STEPS = (20, 50, 100, 200, 400, 600, 1000, 1600, 2500, 4000, 6000)  # that are offered
+RECORD = 0.15  # the share of the time for watching heads: more than a run's own, for here they are what is looked at
+
+
+class Run(Asked):
+    """``metrics``: how many bytes of them are known already; they come again once there are more."""
+
+    run: Id
+    after: After = -1
+    metrics: Annotated[int, Meta(ge=-1, le=2**53)] = -1
+
+
+class Value(Asked):
+    run: Id
+    name: Annotated[str, Meta(min_length=1, max_length=80)]
+    after: After = -1
+
+
+class Maps(Asked):
+    """``of``: weights of query × key, or, of models of pictures, mean weights by offset."""
+
+    run: Id
+    step: Step
+    of: Literal["map", "profile"] = "map"
+
+
+class Film(Asked):
+    """``head`` counts through all layers."""
+
+    run: Id
+    head: Annotated[int, Meta(ge=0, le=100_000)]
+    after: After = -1
+    of: Literal["map", "profile"] = "map"
+
+
+class Offsets(Asked):
+    run: Id
+    after: After = -1
+
+
+class Train(Asked):
+    """What is left out is as in the task's recipe."""
+
+    task: Annotated[str, Meta(pattern=r"^[a-z]+$", max_length=40)]
+    steps: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    rate: Annotated[float, Meta(gt=0, le=0.1)] | None = None
+    layers: Annotated[int, Meta(ge=1, le=8)] | None = None
+    heads: Annotated[int, Meta(ge=1, le=16)] | None = None
+    kind: Annotated[str, Meta(pattern=r"^[a-z]+$", max_length=40)] | None = None
+
+
+class GoOn(Asked):
+    run: Id
+
+
+@ENDPOINTS.get("/api/evolve/runs")
+def runs(lab: Lab, asked: Any) -> dict[str, Any]:
+    """The runs that are open, each with its state."""
+    return {"runs": [_told(lab, one) for one in lab.all("run")]}
+
+
+@ENDPOINTS.get("/api/evolve/run", Run)
+def run(lab: Lab, asked: Run) -> dict[str, Any]:
+    """A run's heads, the steps and labels after ``after``, when types arose, and curves of loss and score."""
+    one = lab.get(asked.run, "run")
+    growing = _growing(lab, one)
+    found = growing.evolution()
+    size, lines = growing.metrics()
+    told = {**_told(lab, one), "metrics_read": size, "metrics": curves(lines) if size > asked.metrics else None}
+    if found is None:
+        empty: dict[str, Any] = {name: [] for name in ("heads", "steps", "labels", "arrivals", "names")}
+        return {**told, **empty, "count": 0, "on_grid": False, "profile": None}
+    new = _after(found, asked.after)
+    return {
+        **told,
+        "count": len(found.steps),
+        "model_name": found.model,
+        "heads": _heads(found),
+        "steps": found.steps[new:],
+        "labels": found.labels[new:],
+        "arrivals": [{**row, "at": found.heads.index((row["path"], row["head"]))} for row in found.arrivals()],
+        "names": _groups(found),
+        "on_grid": found.on_grid,
+        "profile": list(found.records[0].tensors["profile"].shape[1:]) if found.on_grid else None,
+    }
+
+
+@ENDPOINTS.get("/api/evolve/value", Value)
+def value(lab: Lab, asked: Value) -> dict[str, Any]:
+    """One number of every head at every step after ``after``: a row a step."""
+    found = _evolution(lab, asked.run)
+    new = _after(found, asked.after)
+    return {
+        "name": asked.name,
+        "unit": COLUMNS.get(asked.name, ""),
+        "steps": found.steps[new:],
+        "values": found.value(asked.name)[new:].tolist(),
+    }
+
+
+@ENDPOINTS.get("/api/evolve/maps", Maps)
+def maps(lab: Lab, asked: Maps) -> Bytes:
+    """What all heads look at, at one step: a picture a head, one after the other; ``run`` says their sizes."""
+    found = _evolution(lab, asked.run)
+    pictures = [_picture(found, asked.step, path, head, asked.of).flatten() for path, head in found.heads]
+    return _floats(torch.cat(pictures))
+
+
+@ENDPOINTS.get("/api/evolve/film", Film)
+def film(lab: Lab, asked: Film) -> Bytes:
+    """What one head looks at, at every step after ``after``: a picture a step."""
+    found = _evolution(lab, asked.run)
+    if asked.head >= len(found.heads):
+        raise ValueError(f"there is no head {asked.head}; there are {len(found.heads)}, counted from 0")
+    steps = found.steps[_after(found, asked.after) :]
+    if not steps:
+        return _floats(torch.zeros(0))
+    return _floats(torch.stack([_picture(found, step, *found.heads[asked.head], asked.of) for step in steps]))
+
+
+@ENDPOINTS.get("/api/evolve/offsets", Offsets)
+def offsets(lab: Lab, asked: Offsets) -> dict[str, Any]:
+    """Where heads look from a cell of a picture, at every step after ``after``: rows and columns, and how widely."""
+    found = _evolution(lab, asked.run)
+    told, new = offsets_of(found), _after(found, asked.after)
+    return {
+        "steps": found.steps[new:],
+        "layers": told.layers,
+        "peak": told.peak[new:].tolist(),
+        "centre": told.centre[new:].tolist(),
+        "width": told.width[new:].tolist(),
+        "covered": told.covered()[new:],
+    }
+
+
+@ENDPOINTS.get("/api/evolve/tasks")
+def tasks(lab: Lab, asked: Any) -> dict[str, Any]:
+    """What can be trained, and what can be chosen."""
+    return {"tasks": _tasks()}
+
+
+@ENDPOINTS.post("/api/evolve/train", Train)
+def train(lab: Lab, asked: Train) -> dict[str, Any]:
+    """Starts a new run, which is open at once; the job trains it."""
+    if asked.task not in TASKS:
+        raise ValueError(f"there is no task {asked.task!r}; there are {', '.join(TASKS)}")
+    kind = TASKS[asked.task]
+    changes = _changes(kind.recipe, asked)
+    recipe = kind.recipe.changed(changes)
+    kind(recipe)  # refuses what does not go together, before anything is made
+    title = f"{asked.task}, {recipe.steps:,} steps, seed {recipe.seed}"
+    one = lab.new_run(f"{title}, {asked.kind}" if asked.kind else title, asked.task)
+    try:
+        return _start(lab, one, changes)
+    except RuntimeError:
+        lab.close_run(one.id)
+        raise
+
+
+@ENDPOINTS.post("/api/evolve/continue", GoOn)
+def go_on(lab: Lab, asked: GoOn) -> dict[str, Any]:
+    """Goes on with a run of this lab that was stopped."""
+    one = lab.get(asked.run, "run")
+    if not one.made:
+        raise ValueError("this run was not made in this lab; go on with it where it was started")
+    if lab.is_training(one) or _growing(lab, one).result() is not None:
+        raise ValueError("this run is not stopped: it goes on, or has come to its end")
+    _, recipe = read_run(one.folder)
+    return _start(lab, one, recipe)
+
+
+def _start(lab: Lab, one: Opened, changes: dict[str, Any]) -> dict[str, Any]:
+    job = lab.jobs.start("train", {"task": one.about["task"], "folder": str(one.folder), "changes": changes})
+    one.about["job"] = job.id
+    return {"run": one.id, "job": job.to_dict()}
+
+
+def _changes(recipe: Recipe, asked: Train) -> dict[str, Any]:
+    """What is asked for, and what follows from fewer steps: an early warmup, and numbers often enough to watch."""
+    steps = recipe.steps if asked.steps is None else asked.steps
+    own = {"rate": asked.rate, "model.layers": asked.layers, "model.heads": asked.heads, "model.kind": asked.kind}
+    return {
+        "steps": steps,
+        "seed": asked.seed,
+        "warmup": min(recipe.warmup, steps // 4),
+        "evaluate": min(recipe.evaluate, max(1, steps // 10)),
+        "save": min(recipe.save, max(5, steps // 60)),
+        "record": RECORD,
+        **{name: x for name, x in own.items() if x is not None},
+    }
+
+
+@lru_cache(maxsize=1)
+def _tasks() -> list[dict[str, Any]]:
+    found = []
+    for name, task in TASKS.items():
+        recipe, model = task.recipe, task.recipe.model
+        d, layers, heads = (int(model[x]) for x in ("d", "layers", "heads"))
+        options: dict[str, dict[str, Any]] = {
+            "steps": {"values": sorted({*STEPS, recipe.steps}), "value": recipe.steps},
+            "layers": {"values": list(range(1, max(4, layers) + 1)), "value": layers},
+            "heads": {"values": [x for x in range(1, 17) if d % x == 0 and d // x % 2 == 0], "value": heads},
+            "rate": {"values": [recipe.rate * x for x in (0.25, 0.5, 1, 2, 4)], "value": recipe.rate},
+        }
+        if "kind" in model:
+            options["kind"] = {"values": list(getattr(task, "kinds", [model["kind"]])), "value": model["kind"]}
+        found.append({"name": name, "about": task.about, "score": task.score, "options": options})
+    return found
+
+
+def _told(lab: Lab, one: Opened) -> dict[str, Any]:
+    """``state``: training (by this lab), growing (by another program), failed, ended, or stopped before its end."""
+    growing = _growing(lab, one)
+    result = growing.result()
+    state = "stopped" if result is None else "ended"
+    told = {}
+    if lab.is_training(one):
+        state = "training"
+    else:
+        lab.open_model_of(one)
+        job = next((x for x in lab.jobs.all() if x.id == one.about.get("job")), None)
+        if job is not None and job.state == "failed":
+            state, told["error"] = "failed", job.error
+        elif result is None and not one.made and growing.is_fresh():
+            state = "growing"
+    task = TASKS.get(str(one.about.get("task")))
+    if task is not None:
+        told |= {"about": task.about, "score": task.score}
+    return {**one.to_dict(), **told, "state": state, "result": result}
+
+
+def _growing(lab: Lab, one: Opened) -> Growing:
+    return lab.cached((one.id, "evolve"), lambda _: 1, lambda: Growing(one.folder))
+
+
+def _evolution(lab: Lab, name: str) -> Evolution:
+    found = _growing(lab, lab.get(name, "run")).evolution()
+    if found is None:
+        raise ValueError("this run has no records of its heads, or none yet")
+    return found
+
+
+def _after(found: Evolution, step: int) -> int:
+    """The first record after a step."""
+    return next((at for at, x in enumerate(found.steps) if x > step), len(found.steps))
+
+
+def _heads(found: Evolution) -> list[dict[str, Any]]:
+    """``rows`` and ``columns``: the size of a head's map."""
+    told, step = [], found.steps[0]
+    for at, (path, head) in enumerate(found.heads):
+        rows, columns = found.map(step, path, head).shape
+        place = {"label": found.label(at), "layer": found.paths.index(path), "head": head, "path": path}
+        told.append({**place, "rows": rows, "columns": columns})
+    return told
+
+
+def _groups(found: Evolution) -> list[dict[str, Any]]:
+    """The names of all numbers, as a person looks for them."""
+    own = [name for name in found.names() if name.rpartition(" ")[0] in KINDS]
+    rest = [name for name in found.names() if name not in own and name not in COLUMNS]
+    groups = {"means": list(COLUMNS), "types": own, "probes": rest}
+    return [{"title": title, "names": names} for title, names in groups.items() if names]
+
+
+def _picture(found: Evolution, step: int, path: str, head: int, of: str) -> torch.Tensor:
+    if of == "map":
+        return found.map(step, path, head)
+    if not found.on_grid:
+        raise ValueError("these heads were recorded on a line; offsets in the plane are known of models of pictures")
+    return found.profile(step, path, head)
+
+
+def _floats(x: torch.Tensor) -> Bytes:
+    """Little-endian float32, and the shape in a header."""
+    data = x.contiguous().numpy().astype("<f4", copy=False).tobytes()
+    return Bytes(data, headers=(("x-shape", ",".join(map(str, x.shape))),))

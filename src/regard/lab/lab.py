@@ -1,7 +1,7 @@
 """What one lab has open: models, recordings and training runs, each under an id; and its jobs.
 
-Requests name ids, never paths: nothing can be reached that was not opened. Recordings that the lab makes live in its own
-folder, ``state``, whose ``lab.json`` lists what is open, so that a lab started again has it open again.
+Requests name ids, never paths: nothing can be reached that was not opened. Recordings and runs that the lab makes are in
+its own folder, ``state``, whose ``lab.json`` lists what is open, so that a lab started again has it open again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from regard import models
-from regard.config import Config
+from regard.config import Config, read_json
 from regard.files import renamed
 from regard.lab.endpoints import Gone
 from regard.lab.jobs import Jobs
@@ -31,7 +31,8 @@ from regard.watching import open as open_recording
 
 __all__ = ["Lab", "Opened", "default_state"]
 
-MADE = 24  # recordings that the lab has made and keeps; older ones are removed
+MADE = {"recording": 24, "run": 8}  # what the lab has made and keeps; older ones are removed
+OWN = {"recording": re.compile(r"r[0-9a-f]{8}"), "run": re.compile(r"t[0-9a-f]{8}")}  # their ids, which name folders
 CACHED = 256 * 2**20  # bytes of what was computed for views and may be asked for again
 T = TypeVar("T")
 
@@ -54,6 +55,7 @@ class Opened:
     made: bool = False
     about: dict[str, Any] = field(default_factory=dict)
     seen: Seen | None = None  # of a recording, once it was looked at
+    kinds: list[dict[str, Any]] | None = None  # of a model's heads, once they were scored
 
     def to_dict(self) -> dict[str, Any]:
         return {"id": self.id, "kind": self.kind, "title": self.title, "made": self.made, **self.about}
@@ -86,8 +88,7 @@ class Lab:
         if (folder / "run.json").is_file():
             task, _ = read_run(folder)
             run = self._add(Opened("", "run", folder, folder.name, about={"task": task}))
-            if (folder / "model" / "config.json").is_file():
-                self.open(folder / "model")
+            self.open_model_of(run)
             return run
         if not (folder / "config.json").is_file():
             raise ValueError(f"{folder} is no model, recording or run: it has no config.json, recording.json or run.json")
@@ -95,7 +96,21 @@ class Lab:
         title = folder.parent.name if folder.name == "model" else folder.name
         if folder == models.bundled().resolve():
             title = "bundled model"
-        return self._add(Opened("", "model", folder, title, about={"reads": _reads(config), "type": config.kind}))
+        model = self._add(Opened("", "model", folder, title, about={"reads": _reads(config), "type": config.kind}))
+        if (folder / "evolution").is_dir():  # how it learned came along
+            about = {"task": _task(folder), "model": model.id}
+            self._add(Opened(f"{model.id}-run", "run", folder, title, about=about))
+        return model
+
+    def open_model_of(self, run: Opened) -> None:
+        """Open the model that a run has made, once it is there."""
+        folder = run.folder / "model"
+        with self._lock:
+            if "model" not in run.about and (folder / "config.json").is_file():
+                model = self.open(folder)
+                if run.made:
+                    model.title = run.title
+                run.about["model"] = model.id
 
     def get(self, name: str, kind: str) -> Opened:
         """What is open under an id."""
@@ -127,10 +142,38 @@ class Lab:
         folder = self.state / "recordings" / name
         seen = open_recording(folder)
         one = self._add(Opened(name, "recording", folder, title, True, {**_of_recording(seen), **about}, seen))
-        for old in [x for x in self.all("recording") if x.made][:-MADE]:
+        for old in [x for x in self.all("recording") if x.made][: -MADE["recording"]]:
             self.close_recording(old.id)
         self._save()
         return one
+
+    def new_run(self, title: str, task: str) -> Opened:
+        """A run that a job will make; it is open at once, so that it can be watched."""
+        name = f"t{secrets.token_hex(4)}"
+        one = self._add(Opened(name, "run", self.state / "runs" / name, title, True, {"task": task}))
+        for old in [x for x in self.all("run") if x.made and not self.is_training(x)][: -MADE["run"]]:
+            self.close_run(old.id)
+        self._save()
+        return one
+
+    def is_training(self, run: Opened) -> bool:
+        """Whether a job of this lab works on a run, or will."""
+        try:
+            return self.jobs.get(str(run.about.get("job"))).state in ("queued", "running")
+        except Gone:
+            return False
+
+    def close_run(self, name: str) -> None:
+        """Close a run; one that the lab made is removed, with its model."""
+        one = self.get(name, "run")
+        with self._lock:
+            del self._open[name]
+            if one.made:
+                self._open.pop(str(one.about.get("model")), None)
+        self._cache.drop(name)
+        if one.made:
+            shutil.rmtree(one.folder, ignore_errors=True)
+        self._save()
 
     def close_recording(self, name: str) -> None:
         """Close a recording; one that the lab made is removed."""
@@ -168,27 +211,39 @@ class Lab:
 
     def _save(self) -> None:
         with self._lock:
-            mine = [x for x in self.all("recording") if x.made]
-            told = [{"id": x.id, "title": x.title, "about": x.about} for x in mine]
+            told = {}
+            for kind in OWN:
+                mine = [x for x in self.all(kind) if x.made]
+                told[f"{kind}s"] = [{"id": x.id, "title": x.title, "about": x.about} for x in mine]
             with renamed(self.state / "lab.json") as temporary:
-                temporary.write_text(json.dumps({"recordings": told}, ensure_ascii=False), encoding="utf-8")
+                temporary.write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
 
     def _restore(self) -> None:
         """What an earlier lab had made; what cannot be read any more is left out."""
         try:
-            told = json.loads((self.state / "lab.json").read_text(encoding="utf-8"))["recordings"]
-            for one in told:
-                name, folder = str(one["id"]), self.state / "recordings" / Path(str(one["id"])).name
-                if re.fullmatch(r"r[0-9a-f]{8}", name) and (folder / "recording.json").is_file():
-                    self._add(Opened(name, "recording", folder, str(one["title"]), True, dict(one["about"])))
+            told = json.loads((self.state / "lab.json").read_text(encoding="utf-8"))
+            for one in told["recordings"]:
+                self._restore_one("recording", one, "recording.json")
+            for one in told.get("runs", []):
+                self._restore_one("run", one, "run.json")
         except FileNotFoundError:
             return
-        except (ValueError, KeyError, TypeError, OSError):
+        except (ValueError, KeyError, TypeError, AttributeError, OSError):
             return
-        known = {one.id for one in self.all("recording")}
-        for folder in (self.state / "recordings").iterdir():  # of jobs that never ended
-            if re.fullmatch(r"r[0-9a-f]{8}", folder.name) and folder.name not in known:
-                shutil.rmtree(folder, ignore_errors=True)
+        for kind, own in OWN.items():
+            known = {one.id for one in self.all(kind)}
+            for folder in (self.state / f"{kind}s").iterdir():  # of jobs that never ended
+                if own.fullmatch(folder.name) and folder.name not in known:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _restore_one(self, kind: str, told: dict[str, Any], file: str) -> None:
+        name = str(told["id"])
+        folder = self.state / f"{kind}s" / Path(name).name
+        if OWN[kind].fullmatch(name) and (folder / file).is_file():
+            about = {key: value for key, value in dict(told["about"]).items() if kind == "recording" or key == "task"}
+            one = self._add(Opened(name, kind, folder, str(told["title"]), True, about))
+            if kind == "run":
+                self.open_model_of(one)
 
 
 class Cache:
@@ -231,6 +286,14 @@ class Cache:
 def _of_recording(seen: Seen) -> dict[str, Any]:
     sizes = [x.n or 0 for calls in seen.calls.values() for x in calls]
     return {"model_name": str(seen.about.get("model") or ""), "tokens": max(sizes, default=0)}
+
+
+def _task(folder: Path) -> str:
+    """Which task a model's folder says it was trained for."""
+    try:
+        return str(read_json(folder / "result.json")["task"])
+    except (ValueError, LookupError, TypeError, OSError):
+        return ""
 
 
 def _reads(config: Config) -> str:
