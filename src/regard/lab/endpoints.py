@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["Asked", "Bytes", "Endpoint", "Endpoints", "Gone", "TooMany"]
 
 
-class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
     """A request: every field has a type and bounds, and no other field is taken."""
 
 
-class Nothing(Asked):
+class Nothing(Asked, frozen=True):
     """A request without fields."""
 
 

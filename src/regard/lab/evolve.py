@@ -30,7 +30,7 @@ STEPS = (20, 50, 100, 200, 400, 600, 1000, 1600, 2500, 4000, 6000)  # that are o
 RECORD = 0.15  # the share of the time for watching heads: more than a run's own, for here they are what is looked at
 
 
-class Run(Asked):
+class Run(Asked, frozen=True):
     """``metrics``: how many bytes of them are known already; they come again once there are more."""
 
     run: Id
@@ -38,13 +38,13 @@ class Run(Asked):
     metrics: Annotated[int, Meta(ge=-1, le=2**53)] = -1
 
 
-class Value(Asked):
+class Value(Asked, frozen=True):
     run: Id
     name: Annotated[str, Meta(min_length=1, max_length=80)]
     after: After = -1
 
 
-class Maps(Asked):
+class Maps(Asked, frozen=True):
     """``of``: weights of query × key, or, of models of pictures, mean weights by offset."""
 
     run: Id
@@ -52,7 +52,7 @@ class Maps(Asked):
     of: Literal["map", "profile"] = "map"
 
 
-class Film(Asked):
+class Film(Asked, frozen=True):
     """``head`` counts through all layers."""
 
     run: Id
@@ -61,12 +61,12 @@ class Film(Asked):
     of: Literal["map", "profile"] = "map"
 
 
-class Offsets(Asked):
+class Offsets(Asked, frozen=True):
     run: Id
     after: After = -1
 
 
-class Train(Asked):
+class Train(Asked, frozen=True):
     """What is left out is as in the task's recipe."""
 
     task: Annotated[str, Meta(pattern=r"^[a-z]+$", max_length=40)]
@@ -78,7 +78,7 @@ class Train(Asked):
     kind: Annotated[str, Meta(pattern=r"^[a-z]+$", max_length=40)] | None = None
 
 
-class GoOn(Asked):
+class GoOn(Asked, frozen=True):
     run: Id
 
 
@@ -110,7 +110,7 @@ def run(lab: Lab, asked: Run) -> dict[str, Any]:
         "arrivals": [{**row, "at": found.heads.index((row["path"], row["head"]))} for row in found.arrivals()],
         "names": _groups(found),
         "on_grid": found.on_grid,
-        "profile": list(found.records[0].tensors["profile"].shape[1:]) if found.on_grid else None,
+        "profile": list(_picture(found, found.steps[0], *found.heads[0], "profile").shape) if found.on_grid else None,
     }
 
 
@@ -215,6 +215,7 @@ def _changes(recipe: Recipe, asked: Train) -> dict[str, Any]:
         "evaluate": min(recipe.evaluate, max(1, steps // 10)),
         "save": min(recipe.save, max(5, steps // 60)),
         "record": RECORD,
+        "record_every": min(recipe.record_every, max(1, steps // 24)),
         **{name: x for name, x in own.items() if x is not None},
     }
 
@@ -297,7 +298,11 @@ def _picture(found: Evolution, step: int, path: str, head: int, of: str) -> torc
         return found.map(step, path, head)
     if not found.on_grid:
         raise ValueError("these heads were recorded on a line; offsets in the plane are known of models of pictures")
-    return found.profile(step, path, head)
+    cells, grid = found.profile(step, path, head), found.records[0].grid
+    for axis, side in enumerate(grid or ()):  # offsets within the picture alone
+        middle, reach = cells.shape[axis] // 2, min(cells.shape[axis] // 2, side - 1)
+        cells = cells.narrow(axis, middle - reach, 2 * reach + 1)
+    return cells
 
 
 def _floats(x: torch.Tensor) -> Bytes:

@@ -16,14 +16,14 @@ ENDPOINTS = Endpoints()
 Id = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]+$", max_length=120)]  # of a model, a recording, a run or a job
 
 
-class JobState(Asked):
+class JobState(Asked, frozen=True):
     """``after``: the last ``seq`` that was seen; the answer comes once there is a later one, or after ``wait`` s."""
 
     after: Annotated[int, Meta(ge=-1, le=2**31)] = -1
     wait: Annotated[float, Meta(ge=0, le=20)] = 0.0
 
 
-class Cancel(Asked):
+class Cancel(Asked, frozen=True):
     job: Id
 
 
