@@ -138,6 +138,16 @@ NB_MODULE(_native, m) {
             },
             "Measures key mass, profile and the largest weights from highs and totals; an address of 0 leaves one out.")
         .def(
+            "bins",
+            [](const Call& c, const std::string& set, int64_t bins, uintptr_t edges, uintptr_t masses) {
+                Look what;
+                what.bins = bins, what.edges = pointer<int64_t>(edges), what.masses = pointer<float>(masses);
+                const auto& kernels = kernels_for(named(set));
+                nb::gil_scoped_release release;
+                kernels.look(c, what);
+            },
+            "Adds each row's weight on each bin of keys, from highs and totals, to masses, which start at 0.")
+        .def(
             "backward",
             [](const Call& c, const std::string& set, const std::vector<int64_t>& grad, uintptr_t dq, uintptr_t dk,
                uintptr_t dv, uintptr_t delta, uintptr_t line, const std::vector<int64_t>& bias,

@@ -70,6 +70,9 @@ struct Look {
     int64_t top = 0;                   // how many of a row's largest weights
     float* top_weights = nullptr;      // [B, H, n, top]
     int64_t* top_at = nullptr;
+    int64_t bins = 0;                  // of keys: edges[t] ≤ j < edges[t + 1] is bin t; alone, and no other keys are read
+    const int64_t* edges = nullptr;
+    float* masses = nullptr;           // [B, H, n, bins]: each row's weight on each bin
 };
 
 // What backward adds to a call: gradients in float32 that start at 0.

@@ -1,4 +1,5 @@
-// The second pass over the weights A = e^(s − high) / total: key mass, profile and each row's largest weights.
+// The second pass over the weights A = e^(s − high) / total: key mass, profile, each row's largest weights, and its
+// weight on bins of keys.
 //
 // Sums over rows are whole numbers of 2^−32, kept by each thread for one head and added to the shared ones when the head
 // changes: no order of threads changes a bit. Logits are those of the forward pass, which has found them finite.
@@ -16,6 +17,7 @@ struct LookScratch : ForwardScratch {
     std::vector<int64_t> key_mass, profile, profile_rows;
     std::vector<float> best;       // [PW, top]: logits, largest first
     std::vector<int64_t> best_at;  // their keys, −1 beyond the visible ones
+    int64_t bin = 0;               // of the key that comes next
 
     LookScratch(const Call& c, const Look& look)
         : ForwardScratch(c), call(c), what(look), key_mass(look.key_mass ? c.m : 0),
@@ -80,6 +82,20 @@ inline void look_at_profile(const Panel& p, const uint8_t* counted, int64_t j, i
     }
 }
 
+// Adds the weights of keys j … j + count − 1 to their bins; `bin` is that of key j, and is left at that of the last key.
+inline void look_at_bins(const Panel& p, float* rows, int64_t j, int64_t count, const float* weights, int64_t& bin,
+                         const Look& what) {
+    for (int64_t y = 0; y < count;) {
+        while (what.edges[bin + 1] <= j + y) bin++;
+        const int64_t stop = std::min(count, what.edges[bin + 1] - j);
+        F part[NR];
+        for (int x = 0; x < NR; x++) part[x] = F{};
+        for (; y < stop; y++)
+            for (int x = 0; x < NR; x++) part[x] += load(weights + y * PW + x * W);
+        for (int64_t x = 0; x < p.count; x++) rows[x * what.bins + bin] += part[x / W][x % W];
+    }
+}
+
 // One block of keys for one strip, whose `run` holds highs and 1/totals.
 inline void look_block(const Call& c, int64_t j, int64_t count, const Rows& keys, LookScratch& w, Strip& strip) {
     float* s = w.scores;
@@ -91,7 +107,7 @@ inline void look_block(const Call& c, int64_t j, int64_t count, const Rows& keys
         to_logits(c, strip.head, p, j, count, s, w.other, nullptr, w.odd);
     const float* logits = c.best ? w.kept : s;  // a key that lost a hard contest was visible all the same
     if (w.what.top) look_for_top(p, j, count, s, logits, w);
-    if (!w.what.key_mass && !w.what.profile) return;
+    if (!w.what.key_mass && !w.what.profile && !w.what.bins) return;
     alignas(64) uint8_t seen[BC * PW];
     const int64_t first = p.i + w.what.shift - w.what.radius, last = p.i + p.count + w.what.shift + w.what.radius;
     const bool near = w.what.profile && j + count > first && j < last;
@@ -103,7 +119,10 @@ inline void look_block(const Call& c, int64_t j, int64_t count, const Rows& keys
             float* at = s + y * PW + x * W;
             store(at, exp(load(at) - strip.run.top[x]) * strip.run.total[x]);
         }
-    const uint8_t* counted = w.what.counted + (strip.head.b * c.H + strip.head.h) * c.n + p.i;
+    const int64_t first_row = (strip.head.b * c.H + strip.head.h) * c.n + p.i;
+    if (w.what.bins) look_at_bins(p, w.what.masses + first_row * w.what.bins, j, count, s, w.bin, w.what);
+    if (!w.what.key_mass && !near) return;
+    const uint8_t* counted = w.what.counted + first_row;
     w.belongs_to(strip.head.h);
     if (near) look_at_profile(p, counted, j, count, s, seen, w);
     if (!w.what.key_mass) return;
@@ -127,10 +146,12 @@ inline void look_at_strip(const Call& c, LookScratch& w, Strip& strip) {
     }
     std::fill(w.best_at.begin(), w.best_at.end(), -1);
     int64_t first = p.first, last = p.last;
-    if (!k && !w.what.key_mass) {  // a profile needs the keys around the queries only
+    w.bin = 0;
+    if (!k && !w.what.key_mass && !w.what.bins) {  // a profile needs the keys around the queries only
         first = std::max(first, p.i + w.what.shift - w.what.radius);
         last = std::min(last, p.i + p.count + w.what.shift + w.what.radius);
     }
+    if (w.what.bins) first = std::max(first, w.what.edges[0]), last = std::min(last, w.what.edges[w.what.bins]);
     for (int64_t j = first; j < last; j += BC) {
         const int64_t count = std::min(BC, last - j);
         look_block(c, j, count, float_rows(c.k, c.dtype, strip.head.b, strip.head.g, j, count, c.d, w.keys), w, strip);

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.kernels import native
 from regard.kernels.tiles import (
     Problem,
     best_products,
@@ -77,11 +78,38 @@ class KeptCall:
                 found[i : i + step] = seen[0, 0]
         return found
 
+    def sums(self, batch: int, head: int, rows: slice | None = None) -> tuple[Tensor, Tensor] | None:
+        """``high`` and ``total`` of a head's rows, by the native kernel; None where it cannot, or finds no number."""
+        problem = _rows_of(self._head(batch, head), rows)
+        if native.refusal(problem.q):
+            return None
+        found = native.row_sums(problem.q, problem.k, problem.scores)
+        return None if found is None else (found[0][0, 0], found[1][0, 0])
+
+    def masses(
+        self, batch: int, head: int, rows: slice, edges: Tensor, sums: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor | None:
+        """``[rows, bins]``: the weight of each row on the keys ``edges[t] ≤ j < edges[t + 1]``, as ``sums``.
+
+        ``sums``: the rows' own, where they are known from before.
+        """
+        sums = self.sums(batch, head, rows) if sums is None else sums
+        if sums is None:
+            return None
+        part = _rows_of(self._head(batch, head), rows)
+        high, total = (x.reshape(1, 1, -1) for x in sums)
+        return native.row_bins(part.q, part.k, high, total, part.scores, edges)[0, 0]
+
     def tile(self, batch: int, head: int, rows: Where, keys: Where, size: int, counted: Tensor) -> Tensor:
         """A region pooled to at most size × size: the mean over its counted rows of the mass on a bin of keys."""
-        problem = self._head(batch, head)
         at, keys_at = self._places(rows, keys)
         height, width = min(size, len(at)), min(size, len(keys_at))
+        if height and width and _is_run(at) and _is_run(keys_at):
+            edges = int(keys_at[0]) + -(-torch.arange(width + 1) * len(keys_at) // width)  # ⌈t·len/w⌉: where bins begin
+            masses = self.masses(batch, head, slice(int(at[0]), int(at[-1]) + 1), edges)
+            if masses is not None:
+                return pooled_rows(masses, height, counted[at])
+        problem = self._head(batch, head)
         row_bin = torch.arange(len(at), device=at.device) * height // max(1, len(at))
         key_bin = torch.arange(len(keys_at), device=at.device) * width // max(1, len(keys_at))
         real = counted.to(at.device)[at]
@@ -98,6 +126,28 @@ class KeptCall:
                     mass.index_add_(0, row_bin[rows_here], pooled)
         rows_in = torch.zeros(height, dtype=torch.float64, device=at.device).index_add_(0, row_bin, real.double())
         return (mass / rows_in.clamp(min=1).unsqueeze(-1)).to(result_dtype(self.q.dtype))
+
+
+def pooled_rows(masses: Tensor, height: int, counted: Tensor) -> Tensor:
+    """``[rows, w] → [height, w]``: row bin ⌊i·height/rows⌋, the mean over the rows that count."""
+    bins = torch.arange(len(masses)) * height // len(masses)
+    kept = masses if bool(counted.all()) else torch.where(counted[:, None], masses, 0.0)
+    if height == len(masses):
+        return kept
+    sums = torch.zeros(height, masses.shape[1], dtype=torch.float64).index_add_(0, bins, kept.double())
+    rows = torch.zeros(height, dtype=torch.float64).index_add_(0, bins, counted.double())
+    return (sums / rows.clamp(min=1).unsqueeze(-1)).to(masses.dtype)
+
+
+def _rows_of(problem: Problem, rows: slice | None) -> Problem:
+    if rows is None:
+        return problem
+    return Problem(problem.q[:, :, rows], problem.k, problem.scores.of_rows(rows))
+
+
+def _is_run(at: Tensor) -> bool:
+    """Whether places follow one another."""
+    return int(at[-1]) - int(at[0]) + 1 == len(at) and bool((at.diff() == 1).all())
 
 
 class _Strip:

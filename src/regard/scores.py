@@ -263,6 +263,21 @@ class Scores:
             terms=tuple(replace(t, table=one(t.table)) for t in chosen.terms),
         )
 
+    def of_rows(self, rows: slice) -> Scores:
+        """The same options for a run of queries; each keeps its place, its keys and its bias."""
+
+        def some(x: Tensor, dim: int) -> Tensor:
+            return x if x.shape[dim] == 1 else x.narrow(dim, rows.start, rows.stop - rows.start)
+
+        return replace(
+            self,
+            lo=None if self.lo is None else some(self.lo, 1),
+            hi=None if self.hi is None else some(self.hi, 1),
+            mask=None if self.mask is None else some(self.mask, 2),
+            bias=None if self.bias is None else some(self.bias, 2),
+            terms=tuple(replace(t, table=some(t.table, 2), query_at=t.query_at[rows]) for t in self.terms),
+        )
+
     def of_heads(self, heads: list[int]) -> Scores:
         """The same options for some heads, in this order; dropout hashes a head's number and would change."""
         assert self.dropout == 0

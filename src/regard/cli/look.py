@@ -92,7 +92,7 @@ def look(
     if recorded:
         seen = watching.open(model)
         if no_text:
-            seen.about = {name: x for name, x in seen.about.items() if name not in ("tokens", "source", "image")}
+            seen.about = {name: x for name, x in seen.about.items() if name not in ("tokens", "source", "ids", "image")}
     else:
         words = _read(given, text, image)
         loaded, tokenizer = _loaded(model)

@@ -266,6 +266,25 @@ def _look(call: _Call, observe: Observe, values: dict[str, Tensor], shift: int) 
     return found
 
 
+def row_sums(q: Tensor, k: Tensor, scores: Scores) -> tuple[Tensor, Tensor] | None:
+    """``high`` and ``total [B, H, n]`` alone; None where a logit is not finite, and the reference must look."""
+    v = k.new_zeros(1).expand(*k.shape[:3], 1)
+    out, high, total = _room(q, v)
+    call = _Call(q, k, v, out, high, total, scores)
+    return (high, total) if call.raw.forward(instruction_set(), [], []) else None
+
+
+def row_bins(q: Tensor, k: Tensor, high: Tensor, total: Tensor, scores: Scores, edges: Tensor) -> Tensor:
+    """``[B, H, n, bins]``: what each row gives to the keys ``edges[t] ≤ j < edges[t + 1]``, from its sums."""
+    v = k.new_zeros(1).expand(*k.shape[:3], 1)
+    call = _Call(q, k, v, v.new_empty(*q.shape[:3], 1), high.contiguous(), total.contiguous(), scores)
+    edges = call.keep(edges.to(torch.int64).contiguous())
+    masses = torch.zeros(*q.shape[:3], len(edges) - 1)
+    if masses.numel():
+        call.raw.bins(instruction_set(), len(edges) - 1, edges.data_ptr(), masses.data_ptr())
+    return masses
+
+
 def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, made: Forward, scores: Scores, *, biases: bool = True
 ) -> Gradients:

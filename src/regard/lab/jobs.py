@@ -10,12 +10,12 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from regard.lab.endpoints import Gone, TooMany
-from regard.lab.worker import JOBS
+from regard.lab.worker import JOBS, one_line
 
 __all__ = ["LANES", "Job", "Jobs"]
 
@@ -42,6 +42,7 @@ class Job:
     result: Any = None
     error: str = ""
     cancelled: bool = False
+    then: Callable[[Any], Any] | None = None  # called with the result before the job counts as done
 
     def change(self, **what: Any) -> None:
         for name, value in what.items():
@@ -62,8 +63,8 @@ class Jobs:
         self._environment = dict(environment or {})
         self._lanes: dict[str, _Lane] = {}
 
-    def start(self, kind: str, args: Mapping[str, Any]) -> Job:
-        """A new job, queued. ``TooMany`` where its lane is full."""
+    def start(self, kind: str, args: Mapping[str, Any], then: Callable[[Any], Any] | None = None) -> Job:
+        """A new job, queued; ``then(result)`` is called before it counts as done. ``TooMany`` where its lane is full."""
         if kind not in JOBS:
             raise ValueError(f"there is no job {kind!r}")
         lane = LANES.get(kind, "prove")
@@ -71,7 +72,7 @@ class Jobs:
             here = self._lanes.setdefault(lane, _Lane(self._environment))
             if len(here.waiting) >= QUEUED:
                 raise TooMany(f"{QUEUED} jobs are waiting already; wait for one to end, or cancel one")
-            job = Job(secrets.token_hex(8), kind, dict(args))
+            job = Job(secrets.token_hex(8), kind, dict(args), then=then)
             self._jobs[job.id] = job
             ended = [name for name, old in self._jobs.items() if old.state in ENDED]
             for name in ended[: max(0, len(self._jobs) - REMEMBERED)]:
@@ -208,7 +209,7 @@ class _Lane:
             for line in process.stdout:
                 said = json.loads(line)
                 if "result" in said:
-                    return job.change(state="cancelled" if job.cancelled else "done", result=said["result"])
+                    return _ended(job, said["result"])
                 if "error" in said:
                     return job.change(state="cancelled" if job.cancelled else "failed", error=said["error"])
                 if "done" in said:
@@ -220,3 +221,12 @@ class _Lane:
             return job.change(state="cancelled")
         why = f"signal {-code}" if code < 0 else f"exit code {code}"
         job.change(state="failed", error=f"the process that worked on this ended ({why}); perhaps memory ran out")
+
+
+def _ended(job: Job, result: Any) -> None:
+    if job.then is not None:
+        try:
+            job.then(result)
+        except (ValueError, TypeError, LookupError, OSError) as error:
+            return job.change(state="failed", error=one_line(error))
+    job.change(state="cancelled" if job.cancelled else "done", result=result)

@@ -41,6 +41,7 @@ def look(
     observe: Observe = LOOK,
     layers: Layers = None,
     tokens: int | None = None,
+    answer: str | None = None,
     words: bool = True,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> Seen:
@@ -48,8 +49,9 @@ def look(
 
     A text model of ``transformers`` comes with its ``tokenizer``.
 
-    ``seen.about`` then has the ``tokens`` (a text-to-text model's answer, and its ``source``), or the picture with the
-    ``grid`` of its patches; ``words=False`` leaves all of that out. ``tokens`` cuts a text to its first ones.
+    ``seen.about`` then has the ``tokens`` (a text-to-text model's answer, and its ``source``) and their ``ids``, or the
+    picture with the ``grid`` of its patches; ``words=False`` leaves all of that out. ``tokens`` cuts a text to its first
+    ones. ``answer``: what a text-to-text model is to have answered, instead of what it writes.
     """
     if (text is None) == (picture is None):
         raise ValueError("give a text or a picture, one of them")
@@ -63,7 +65,13 @@ def look(
         run, about, observe = _picture(model, picture, observe)
     else:
         assert text is not None
-        run, about = _text(model, text, tokens) if isinstance(model, Model) else _theirs(model, tokenizer, text, tokens)
+        if answer is not None and not isinstance(model, TextToText):
+            raise ValueError(f"{type(model).__name__} answers nothing: answer= is for text-to-text models of regard.models")
+        run, about = (
+            _text(model, text, tokens, answer)
+            if isinstance(model, Model)
+            else _theirs(model, tokenizer, text, tokens)
+        )
     with torch.no_grad(), watch(model, observe, layers=layers) as seen:
         if progress is not None:
             seen.on_add = _counting(progress, sum(isinstance(x, MultiHeadAttention) for x in model.modules()))
@@ -87,7 +95,9 @@ def _counting(progress: Callable[[int, int | None], None], total: int) -> Callab
     return one
 
 
-def _text(model: Model, text: str, most: int | None) -> tuple[Callable[[], Any], dict[str, Any]]:
+def _text(
+    model: Model, text: str, most: int | None, reply: str | None
+) -> tuple[Callable[[], Any], dict[str, Any]]:
     ids = model.text.encode(text)
     if most is not None:
         ids = ids[: integer("tokens", most, least=1)]
@@ -107,18 +117,18 @@ def _text(model: Model, text: str, most: int | None) -> tuple[Callable[[], Any],
     words = _spoken(ids, model.text.tokens(ids), model.text.decode)
     if isinstance(model, TextToText):
         start = torch.tensor([[model.begins]])
-        written = model.generate([ids], ANSWER)
+        written = model.generate([ids], ANSWER) if reply is None else torch.tensor([model.text.encode(reply)])
         assert isinstance(written, Tensor)  # ids in, ids out
-        answer = torch.cat([start, written], 1)
+        answer = torch.cat([start, written.long()], 1)
         wrote = answer[0].tolist()
         said = _spoken(wrote, model.text.tokens(wrote), model.text.decode)
-        return lambda: model(given, answer), {"tokens": said, "source": words}
+        return lambda: model(given, answer), {"tokens": said, "source": words, "ids": wrote}
     if not isinstance(model, TextEncoder | TextDecoder):
         raise ValueError(f"a {model.config.kind} reads no text; give it a picture")
     if isinstance(model, TextDecoder):
         model.warn_beyond(len(ids))
     # Vectors alone: the logits of a long text take more memory than all its heads.
-    return lambda: model.hidden(given), {"tokens": words}
+    return lambda: model.hidden(given), {"tokens": words, "ids": ids}
 
 
 def _theirs(model: Any, tokenizer: Any, text: str, most: int | None) -> tuple[Callable[[], Any], dict[str, Any]]:

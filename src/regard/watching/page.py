@@ -38,7 +38,7 @@ from regard.watching.words import check_words, words
 if TYPE_CHECKING:
     from regard.watching.seen import Seen
 
-__all__ = ["html"]
+__all__ = ["grid_of", "html", "packed_map", "pooled"]
 
 SCRIPTS = ("numbers.js", "draw.js", "overview.js", "tokens.js", "page.js")
 LARGEST = 15_000_000  # bytes of numbers: 20 MB once they are base64
@@ -97,7 +97,7 @@ def _data(places: Mapping[str, Observation], about: Mapping[str, Any], batch: in
         queries, keys = words(about, path, observation.n, observation.m)
         place |= {"path": path, "name": names[path], "numbers": numbers[path]}
         place |= {"queries": _shared(texts, queries), "keys": _shared(texts, keys)}
-        place |= _lists(observation, batch, most) | {"grid": _grid(observation, about)}
+        place |= _lists(observation, batch, most) | {"grid": grid_of(observation, about)}
     image = about.get("image")
     return {
         "model": str(about.get("model") or ""),
@@ -119,7 +119,7 @@ def _shared(texts: list[list[str]], found: list[str] | None) -> int | None:
     return texts.index(found)
 
 
-def _grid(observation: Observation, about: Mapping[str, Any]) -> list[int] | None:
+def grid_of(observation: Observation, about: Mapping[str, Any]) -> list[int] | None:
     """Height and width of the patches that are the last keys, where queries are the same ones."""
     grid = about.get("grid") or observation.observe.grid
     if not isinstance(grid, list | tuple) or len(grid) != 2 or not all(isinstance(x, int) and x > 0 for x in grid):
@@ -132,7 +132,7 @@ def _place(observation: Observation, batch: int, shrink: int) -> dict[str, Any]:
     """One place, without its words and lists."""
     place: dict[str, Any] = {"n": observation.n, "m": observation.m, "heads": list(observation.heads)}
     place |= {"sink": observation.observe.sink, "local": observation.observe.local, "counted": None, "line": None}
-    place |= _map(observation, shrink) | {"profile": _profile(observation)}
+    place |= packed_map(observation, shrink) | {"profile": _profile(observation)}
     place["entry"] = observation.counted is not None and batch < observation.counted.shape[0]
     if place["entry"] and observation.counted is not None and observation.n is not None:
         counted = observation.counted[batch].cpu()
@@ -141,12 +141,12 @@ def _place(observation: Observation, batch: int, shrink: int) -> dict[str, Any]:
             bits = numpy.packbits((counted[:1] if alike else counted).numpy(), axis=-1)
             place["counted"] = {"bits": 8, "shape": list(bits.shape), "data": _text(bits)}
         if observation.entropy is not None:
-            line, some = _pooled(observation.entropy[batch : batch + 1], counted[None], min(observation.n, POINTS))
+            line, some = pooled(observation.entropy[batch : batch + 1], counted[None], min(observation.n, POINTS))
             place["line"] = _packed(line.where(some, 0), 16)
     return place
 
 
-def _map(observation: Observation, shrink: int) -> dict[str, Any]:
+def packed_map(observation: Observation, shrink: int) -> dict[str, Any]:
     values, n, m = _plain(observation.map), observation.n, observation.m
     if values is None or observation.map_rows is None:
         return {"map": None, "share": None}
@@ -160,7 +160,7 @@ def _map(observation: Observation, shrink: int) -> dict[str, Any]:
     first = min(observation.observe.sink, m or 0)
     if not first or m is None or observation.sink is None or observation.counted is None:
         return {"map": _packed(values, 8, power=2), "share": None}
-    left, _ = _pooled(observation.sink, observation.counted, values.shape[1])
+    left, _ = pooled(observation.sink, observation.counted, values.shape[1])
     share = torch.zeros(*values.shape[:2], (first - 1) * values.shape[2] // m + 1)
     for column in range(share.shape[2]):
         # Bins before the last hold first keys alone, so that each takes all it has; the last takes what is left.
@@ -239,7 +239,7 @@ def _rows_that_fit(places: list[Observation], left: int) -> int:
     return bisect_right(range(1, longest + 1), left, key=size)
 
 
-def _pooled(values: Tensor, counted: Tensor, bins: int) -> tuple[Tensor, Tensor]:
+def pooled(values: Tensor, counted: Tensor, bins: int) -> tuple[Tensor, Tensor]:
     """Means ``[H, bins]`` of row values ``[B, H, n]`` over rows that count, in a map's bins; which bins have any."""
     n = values.shape[-1]
     at = torch.arange(n) * bins // n
