@@ -256,7 +256,8 @@ def _told(lab: Lab, one: Opened) -> dict[str, Any]:
     task = TASKS.get(str(one.about.get("task")))
     if task is not None:
         told |= {"about": task.about, "score": task.score}
-    return {**one.to_dict(), **told, "state": state, "result": result}
+    of_model = [x.id for x in lab.all("recording") if x.about.get("model") == one.about.get("model", "")]
+    return {**one.to_dict(), **told, "state": state, "result": result, "recording": of_model[-1] if of_model else None}
 
 
 def _growing(lab: Lab, one: Opened) -> Growing:

@@ -15,7 +15,7 @@ export async function open(root, state) {
   const fresh = element("button", { type: "button", text: "train a model", "aria-expanded": "false" });
   const top = element("div", { className: "bar top" },
     element("div", { className: "field" }, element("label", { for: picker.id, text: "run" }), picker), facts, look, fresh);
-  const shown = { data: null, at: 0, head: 0, value: "entropy", of: "map", which: "all" };
+  const shown = { data: null, at: 0, head: 0, value: "entropy", of: "map", which: "all", even: false };
   const keep = settled((fields) => state.set(fields), 200);
   const form = trainForm(async (run) => {
     fresh.setAttribute("aria-expanded", "false");
@@ -49,8 +49,10 @@ export async function open(root, state) {
 
   function change(what) {
     Object.assign(shown, what);
-    state.set({ value: shown.value === "entropy" ? null : shown.value, which: shown.which === "all" ? null : shown.which, of: state.get("of") });
-    if (what.of) state.set({ of: what.of });
+    state.set({
+      value: shown.value === "entropy" ? null : shown.value, which: shown.which === "all" ? null : shown.which,
+      time: shown.even ? "even" : null, of: what.of ?? state.get("of"),
+    });
     view.draw(shown);
   }
 
@@ -73,16 +75,17 @@ export async function open(root, state) {
       return;
     }
     if (mine !== turn) return;
-    const again = shown.data === null;
+    const first = shown.data === null; // the address tells of the first run that is shown
     const names = data.names.flatMap((group) => group.names);
     picker.value = id;
     shown.data = data;
     shown.of = data.told.on_grid && state.get("of", "profile") !== "map" ? "profile" : "map";
-    shown.value = again && (!names.length || names.includes(state.get("value"))) ? state.get("value", "entropy") : names.includes(shown.value) || !names.length ? shown.value : "entropy";
-    shown.which = again ? state.get("which", "all") : shown.which;
-    const step = again ? state.number("step", null) : null;
+    const wanted = first ? state.get("value", "entropy") : shown.value;
+    shown.value = names.length && !names.includes(wanted) ? "entropy" : wanted;
+    if (first) [shown.which, shown.even] = [state.get("which", "all"), state.get("time") === "even"];
+    const step = first ? state.number("step", null) : null;
     shown.at = step === null ? data.steps.length - 1 : Math.max(0, data.steps.findLastIndex((one) => one <= step));
-    shown.head = again ? Math.max(0, Math.min(state.number("head", 0), data.heads.length - 1)) : 0;
+    shown.head = first ? Math.max(0, Math.min(state.number("head", 0), data.heads.length - 1)) : 0;
     following = step === null;
     state.set({ run: id, step, head: shown.head || null });
     time.put(data.steps, shown.at);
@@ -117,13 +120,13 @@ export async function open(root, state) {
     const score = best ? ` · ${told.score ?? "loss"} ${best.scores[told.score ?? "loss"]?.toFixed(3)} held out` : "";
     facts.textContent = heads.length ? `${heads.length} heads, ${steps.length} records to step ${steps.at(-1).toLocaleString("en")}${score}` : "";
     look.hidden = !told.model;
-    look.href = `?room=look&model=${encodeURIComponent(told.model ?? "")}`;
+    look.href = `?${new URLSearchParams(lookAt(told))}`;
   }
 
   look.addEventListener("click", (event) => {
     if (event.metaKey || event.ctrlKey || event.shiftKey) return;
     event.preventDefault();
-    state.leaveFor({ room: "look", model: shown.data.told.model });
+    state.leaveFor(lookAt(shown.data.told));
   });
 
   // Arrows go through the steps from wherever nothing else takes them.
@@ -157,4 +160,9 @@ export async function open(root, state) {
     view.stop();
     for (const stop of stops) stop();
   };
+}
+
+// The room «Look» at a run's model: at what was recorded of it last, or at its input where nothing was.
+function lookAt({ model, recording }) {
+  return recording ? { room: "look", recording } : { room: "look", model: model ?? "", input: 1 };
 }

@@ -1,10 +1,11 @@
 // All that shows one run: pictures of its heads, and charts of them over time.
 import { KIND_COLOURS } from "../colour.js";
-import { element, note, said, select } from "../dom.js";
+import { checkbox, element, note, said, select } from "../dom.js";
 import { isDark } from "../theme.js";
 import { chart } from "./chart.js";
 import { film, heads, large } from "./pictures.js";
-import { legend, story, types } from "./types.js";
+import { colourOf, legend, story, types } from "./types.js";
+import { setEven } from "./time.js";
 import { where } from "./where.js";
 
 const LOSS = { train: "var(--accent)", held: "var(--asked)" };
@@ -22,6 +23,7 @@ export function stage({ jump, change }) {
   const numbers = element("select", { "aria-label": "number", on: { change: () => change({ value: numbers.value }) } });
   const unit = element("span", { className: "quiet" });
   const which = select("heads", [["all", "all"], ["layer", "of the layer"], ["one", "the picked one"]], "all", (value) => change({ which: value }));
+  const logarithmic = checkbox("log steps", true, (on) => change({ even: !on }));
   const of = select("show", [["profile", "offsets"], ["map", "weights"]], "map", (value) => change({ of: value }));
   const titled = (title, ...parts) => element("section", { className: "panel", "aria-label": title }, element("div", { className: "bar" }, element("h2", { text: title }), ...parts.shift()), ...parts);
   const plane = titled("Where heads look", [element("span", { className: "quiet", text: "from a cell of the picture; circles are as wide as the head looks" })], planes.box);
@@ -32,9 +34,9 @@ export function stage({ jump, change }) {
     titled("All heads", [of], kinds, grid.box),
     learned);
   const right = element("div", { className: "right" },
-    titled("Over time", [numbers, which, unit], lines.box),
-    titled("When types arose", [], rows.box, came),
-    plane);
+    titled("Over time", [numbers, which, logarithmic, unit], lines.box),
+    plane,
+    titled("When types arose", [], rows.box, came));
   const one = titled("One head", [about], element("div", { className: "one" }, canvas, strip.box));
   const box = element("div", { className: "stage" }, empty, left, right, one);
   let [now, drawn] = [{ data: null, at: 0 }, 0];
@@ -57,6 +59,9 @@ export function stage({ jump, change }) {
     of.querySelector("select").value = shown.of;
     which.querySelector("select").value = shown.which;
     options(data);
+    setEven(shown.even);
+    logarithmic.firstChild.checked = !shown.even;
+    rows.box.hidden = !data.labels.some((step) => step.some((named) => named.length));
     rows.draw(data, shown.head);
     came.replaceChildren(...story(data, jump));
     curves();
@@ -91,7 +96,7 @@ export function stage({ jump, change }) {
       lines: shown.map((at) => {
         const kind = data.labels.at(-1)[at][0];
         return {
-          label: `${data.heads[at].label}${kind ? ` ${kind}` : ""}`, colour: KIND_COLOURS[kind] ?? "var(--quiet)",
+          label: `${data.heads[at].label}${kind ? ` ${kind}` : ""}`, colour: colourOf(data, at, data.labels.length - 1),
           class: at === head ? "picked" : "", points: values.map((row, k) => [data.steps[k], row[at] ?? NaN]),
         };
       }),

@@ -1,10 +1,16 @@
-// Time by the logarithm of the step, as all charts of this room share it; 0 stands before 1.
+// Time as all charts of this room share it: by the logarithm of the step, 0 before 1; or evenly.
 import { drawing } from "../dom.js";
 
 export const MARGIN = { left: 46, right: 10 };
 const BEFORE = 0.3; // decades between 0 and 1
+let even = false;
+
+export function setEven(on) {
+  even = on;
+}
 
 export function place(step) {
+  if (even) return step;
   return step < 1 ? BEFORE * (step - 1) : Math.log10(step);
 }
 
@@ -23,6 +29,11 @@ export function nearest(steps, x, at) {
 
 export function ticks(steps) {
   const last = Math.max(steps.at(-1) ?? 1, 1);
+  if (even) {
+    const unit = 10 ** Math.floor(Math.log10(last / 4));
+    const by = Math.max(1, unit * [1, 2, 5, 10].find((times) => times * unit >= last / 4.5));
+    return Array.from({ length: 1 + Math.floor(last / by) }, (_, k) => k * by);
+  }
   const all = [0, ...Array.from({ length: 1 + Math.floor(Math.log10(last)) }, (_, k) => 10 ** k)];
   return [...all.filter((tick) => tick >= (steps[0] ?? 0) && tick <= last / 2), last];
 }

@@ -1,6 +1,7 @@
 // When heads took their types: a row a head, coloured by the kinds it is sure to be, from record to record.
 import { KIND_COLOURS } from "../colour.js";
 import { drawing, element } from "../dom.js";
+import { SERIES } from "../plot.js";
 import { axis, dragged, MARGIN, nearest, scale, sized } from "./time.js";
 
 const SIDE_BY_SIDE = 3; // kinds of one head at one time, the surest first
@@ -83,6 +84,14 @@ export function types(jump) {
   return { box, stop, mark, draw(next, picked) { [data, head] = [next, picked]; draw(); } };
 }
 
+// A head's colour where it is drawn as a line or a dot: its surest kind's at a record; in runs where no head ever took a
+// kind, one of its own.
+export function colourOf(data, head, record) {
+  const kind = data.labels[record]?.[head]?.[0];
+  if (kind) return KIND_COLOURS[kind];
+  return data.labels.some((step) => step.some((kinds) => kinds.length)) ? "var(--quiet)" : SERIES[data.heads[head].head % SERIES.length];
+}
+
 // The kinds with how many heads are of each at a record.
 export function legend(data, at) {
   const counts = {};
@@ -96,7 +105,7 @@ export function legend(data, at) {
 // What arose, in words; each is a button that goes there.
 export function story(data, jump) {
   const came = data.arrivals.filter((one) => one.step > (data.steps[0] ?? 0));
-  if (!came.length) return [element("p", { className: "quiet", text: "No head has taken a type yet that it had not from the start." })];
+  if (!came.length) return [element("p", { className: "quiet", text: "No head has taken a type that it had not from the start." })];
   return came.map((one) => element("button", {
     type: "button", className: "came", title: `head ${data.heads[one.at].label} is ${one.kind} since step ${one.step}, confidence ${one.confidence.toFixed(2)}`,
     on: { click: () => jump(data.steps.indexOf(one.step), one.at) },

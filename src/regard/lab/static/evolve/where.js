@@ -1,6 +1,6 @@
 // Where heads look from a cell of a picture: a plane a layer, with each head's centre, width and the way it came.
-import { KIND_COLOURS } from "../colour.js";
 import { drawing, element } from "../dom.js";
+import { colourOf } from "./types.js";
 
 const SIDE = 132;
 
@@ -19,7 +19,7 @@ export function where(pick) {
         const svg = drawing("svg", { viewBox: `0 0 ${SIDE} ${SIDE}`, role: "img", "aria-label": words(data, offsets, now, heads) });
         svg.append(cells(reach, scale));
         for (const head of heads) {
-          const colour = KIND_COLOURS[data.labels[now]?.[head]?.[0]] ?? "var(--quiet)";
+          const colour = colourOf(data, head, now);
           const [x, y] = to(offsets.centre[now][head]);
           const way = offsets.centre.slice(0, now + 1).map((centre) => to(centre[head]).map((v) => v.toFixed(1)).join(" ")).join(" L");
           const group = drawing("g", { class: head === picked ? "picked" : "", style: `color:${colour}` });
@@ -33,7 +33,7 @@ export function where(pick) {
           svg.append(group);
         }
         const many = offsets.covered[now][layer];
-        box.append(element("figure", {}, svg, element("figcaption", { text: `layer ${layer}: ${many} of 9 offsets held` })));
+        box.append(element("figure", {}, svg, element("figcaption", { text: `layer ${layer}: ${many} of the 9 nearest offsets` })));
       }
     },
   };

@@ -46,7 +46,7 @@ export function makeInput(root, view, reload) {
     close.title = now?.made ? "close this recording and remove it" : "close this recording";
     models.replaceChildren();
     if (!all.length) models.append(element("p", { className: "quiet", text: "No model is open. Start the lab with a model's folder: regard lab FOLDER." }));
-    model = all.find((one) => one.id === (model?.id ?? now?.model)) ?? all[0] ?? null;
+    model = all.find((one) => one.id === (model?.id ?? (view.model || now?.model))) ?? all[0] ?? null;
     if (model) models.append(select("model", all.map((one) => [one.id, `${one.title} (${one.type})`]), model.id, (id) => { model = all.find((one) => one.id === id); kind(); }));
     kind();
     opened();

@@ -21,7 +21,7 @@ const window_ = {
 
 // name → [how it is written, what it is where the address does not say]
 const FIELDS = {
-  recording: [text, ""], place: [whole, null], head: [whole, null], batch: [whole, 0],
+  recording: [text, ""], model: [text, ""], place: [whole, null], head: [whole, null], batch: [whole, 0],
   row: [token, null], key: [token, null], direction: [text, "from"], reading: [text, "text"],
   beta: [beta, 1], mask: [flag, true], position: [flag, true],
   sort: [text, ""], ascending: [flag, false], kind: [text, ""], hide: [flag, false],
