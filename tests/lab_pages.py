@@ -40,12 +40,17 @@ def lab_page(browser: Any, address: str) -> Iterator[Any]:
         scheme = "dark" if dark else "light"
         contexts.append(
             browser.new_context(
-                viewport={"width": width, "height": 844}, color_scheme=scheme, has_touch=width < 600, accept_downloads=True
+                viewport={"width": width, "height": 844},
+                color_scheme=scheme,
+                has_touch=width < 600,
+                accept_downloads=True,
             )
         )
         tab = contexts[-1].new_page()
         tab.set_default_timeout(20_000)
-        tab.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
+        tab.on(
+            "console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None
+        )
         tab.on("pageerror", lambda error: problems.append(str(error)))
         tab.on("request", lambda request: hosts.add(request.url.split("?")[0].rsplit("/", 1)[0]))
         tab.goto(address + where)

@@ -1,4 +1,4 @@
-"""The lab as an ASGI application: checks what is asked against its schema, answers in a thread, and never with a trace."""
+"""The lab as an ASGI application: what is asked is checked against its schema, and answered in a thread."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Who may ask: this machine's own pages alone, or those who have the token; and what pages may do.
 
-A page of another site can send requests to this machine, and by a name that it lets point here (DNS rebinding) even read
-the answers. So the name in ``Host`` must be one of this machine, and requests that a browser marks as another site's
+A page of another site can send requests to this machine, and by a name that it lets point here (DNS rebinding) read the
+answers too. So the name in ``Host`` must be one of this machine, and requests that a browser marks as another site's
 (``Origin``, ``Sec-Fetch-Site``) are refused. Where the lab listens to other machines a token is asked for as well.
 """
 

@@ -64,7 +64,7 @@ class Jobs:
         self._lanes: dict[str, _Lane] = {}
 
     def start(self, kind: str, args: Mapping[str, Any], then: Callable[[Any], Any] | None = None) -> Job:
-        """A new job, queued; ``then(result)`` is called before it counts as done. ``TooMany`` where its lane is full."""
+        """A new job, queued; ``then(result)`` is called before it counts as done. ``TooMany``: its lane is full."""
         if kind not in JOBS:
             raise ValueError(f"there is no job {kind!r}")
         lane = LANES.get(kind, "prove")
@@ -191,7 +191,7 @@ class _Lane:
                 return
             # Own session: a Ctrl-C in the terminal is for the server, which ends its workers in order.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "regard.lab.worker"],
+                [sys.executable, "-c", "from regard.lab.worker import main; main()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

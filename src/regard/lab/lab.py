@@ -1,7 +1,7 @@
 """What one lab has open: models, recordings and training runs, each under an id; and its jobs.
 
-Requests name ids, never paths: nothing can be reached that was not opened. Recordings and runs that the lab makes are in
-its own folder, ``state``, whose ``lab.json`` lists what is open, so that a lab started again has it open again.
+Requests name ids, never paths: nothing can be reached that was not opened. Recordings and runs that the lab makes are
+in its own folder, ``state``, whose ``lab.json`` lists what is open, so that a lab started again has it open again.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class Lab:
             self.open_model_of(run)
             return run
         if not (folder / "config.json").is_file():
-            raise ValueError(f"{folder} is no model, recording or run: it has no config.json, recording.json or run.json")
+            files = "config.json, recording.json or run.json"
+            raise ValueError(f"{folder} is no model, recording or run: it has no {files}")
         config = Folder(folder).config
         title = folder.parent.name if folder.name == "model" else folder.name
         if folder == models.bundled().resolve():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.kept import KeptCall
 from regard.lab.endpoints import Asked, Bytes, Endpoints, Gone
+from regard.lab.kinds import keep_kinds
 from regard.lab.lab import Lab
 from regard.lab.look_answers import head_answer, recording_answer, why_answer
 from regard.lab.pyramid import TILE, Pyramid
@@ -27,7 +28,7 @@ Count = Annotated[int, Meta(ge=0, le=2**24)]
 Text = Annotated[str, Meta(max_length=LONGEST)]
 
 
-class Look(Asked):
+class Look(Asked, frozen=True):
     model: Id
     text: Text = ""
     target: Text = ""
@@ -37,25 +38,25 @@ class Look(Asked):
     title: Annotated[str, Meta(max_length=120)] = ""
 
 
-class OfModel(Asked):
+class OfModel(Asked, frozen=True):
     model: Id
 
 
-class OfRecording(Asked):
+class OfRecording(Asked, frozen=True):
     recording: Id
 
 
-class Export(OfRecording):
+class Export(OfRecording, frozen=True, kw_only=True):
     format: Literal["html", "csv", "json"] = "html"
 
 
-class OfHead(OfRecording):
+class OfHead(OfRecording, frozen=True, kw_only=True):
     place: Count
     head: Count
     batch: Count = 0
 
 
-class Changed(OfHead):
+class Changed(OfHead, frozen=True, kw_only=True):
     """A head, perhaps changed: see ``variant``."""
 
     beta: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
@@ -64,23 +65,23 @@ class Changed(OfHead):
     position: bool = True
 
 
-class Tile(Changed):
+class Tile(Changed, frozen=True, kw_only=True):
     level: Annotated[int, Meta(ge=0, le=24)]
     x: Count
     y: Count
 
 
-class Row(Changed):
+class Row(Changed, frozen=True, kw_only=True):
     row: Count
     direction: Literal["from", "to"] = "from"
 
 
-class Cell(Changed):
+class Cell(Changed, frozen=True, kw_only=True):
     row: Count
     key: Count
 
 
-class Ablate(OfRecording):
+class Ablate(OfRecording, frozen=True, kw_only=True):
     heads: Annotated[list[tuple[Count, Count]], Meta(min_length=1, max_length=256)]
     by: Literal["zero", "mean"] = "zero"
 
@@ -108,11 +109,9 @@ def look(lab: Lab, asked: Look) -> dict[str, Any]:
 def kinds(lab: Lab, asked: OfModel) -> dict[str, Any]:
     """Scores every head of a model on probes, and names it: a job."""
     model = lab.get(asked.model, "model")
-
-    def keep(result: Any) -> None:
-        model.kinds = result["kinds"]
-
-    return lab.jobs.start("kinds", {"model": str(model.folder), "reads": model.about["reads"]}, keep).to_dict()
+    return lab.jobs.start(
+        "kinds", {"model": str(model.folder)}, lambda result: keep_kinds(lab, model, result["kinds"])
+    ).to_dict()
 
 
 @ENDPOINTS.get("/api/look/recording", OfRecording)
@@ -233,7 +232,9 @@ def _kept(observation: Observation, batch: int) -> tuple[KeptCall, int]:
             return call, batch
         batch -= call.batches
     if not observation.kept:
-        raise ValueError("q and k of this recording were not kept, so that there are no exact weights: --keep keeps them")
+        raise ValueError(
+            "q and k of this recording were not kept, so that there are no exact weights; regard look --keep keeps"
+        )
     raise Gone("there is no such batch entry")
 
 

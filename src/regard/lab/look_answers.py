@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.kept import KeptCall
 from regard.kernels.tiles import Problem, bias_tile, visible_tile
+from regard.lab.kinds import known_kinds
 from regard.lab.lab import Lab, Opened
 from regard.lab.variant import rotary_of
 from regard.observables import Observation
@@ -55,7 +56,7 @@ def recording_answer(lab: Lab, one: Opened, seen: Seen) -> dict[str, Any]:
         "pattern": pattern,
         "columns": table.COLUMNS,
         "kind_columns": atlas.COLUMNS,
-        "kinds": known[0].kinds if known else None,
+        "kinds": known_kinds(lab, known[0]) if known else None,
         "texts": texts,
         "image": image if isinstance(image, str) and IMAGE.fullmatch(image) else None,
         "places": told,
@@ -109,10 +110,14 @@ def _profile(observation: Observation, at: int) -> dict[str, Any] | None:
         return None
     values = observation.profile[at].float()
     radii = [side // 2 for side in values.shape]
-    return {"values": values.tolist(), "radius": radii[0]} if len(radii) == 1 else {
-        "values": values.tolist(),
-        "radii": radii,
-    }
+    return (
+        {"values": values.tolist(), "radius": radii[0]}
+        if len(radii) == 1
+        else {
+            "values": values.tolist(),
+            "radii": radii,
+        }
+    )
 
 
 def why_answer(call: KeptCall, batch: int, head: int, row: int, key: int) -> dict[str, Any]:
@@ -133,7 +138,12 @@ def why_answer(call: KeptCall, batch: int, head: int, row: int, key: int) -> dic
     high, total = (float(x[0]) for x in sums) if sums is not None else (None, None)
     lse = None if high is None or not total else high + math.log(total)
     return {
-        **{"product": product, "scale": _plain(scores.scale), "scaled": _plain(scaled), "softcap": scores.softcap or None},
+        **{
+            "product": product,
+            "scale": _plain(scores.scale),
+            "scaled": _plain(scaled),
+            "softcap": scores.softcap or None,
+        },
         **{"capped": capped, "biases": [x | {"value": _plain(x["value"])} for x in biases], "logit": _plain(logit)},
         **{"hidden": hidden, "high": _plain(high), "total": _plain(total), "lse": _plain(lse)},
         "weight": float(call.weights(batch, head, row, key)[0, 0]),
@@ -149,7 +159,9 @@ def _biases(problem: Problem, row: int, key: int) -> list[dict[str, Any]]:
         found.append(("bias", bias[0, 0, min(row, bias.shape[2] - 1), min(key, bias.shape[3] - 1)]))
     for number, term in enumerate(problem.scores.terms):
         several = len(problem.scores.terms) > 1
-        found.append((f"position {'yx'[number] if several and number < 2 else ''}".strip(), term_tile(term, rows, keys)))
+        found.append(
+            (f"position {'yx'[number] if several and number < 2 else ''}".strip(), term_tile(term, rows, keys))
+        )
     return [{"name": name, "value": float(value.reshape(-1)[0])} for name, value in found]
 
 

@@ -120,7 +120,9 @@ def ablate(args: dict[str, Any], progress: Progress) -> dict[str, Any]:
     if not isinstance(model, TextDecoder):
         raise ValueError("next tokens are what language models give; this model is none")
     ids = torch.tensor([args["ids"]])
-    cut = without(model, [(path, head) for path, head in args["heads"]], by=args["by"], over=ids if args["by"] == "mean" else None)
+    cut = without(
+        model, [(path, head) for path, head in args["heads"]], by=args["by"], over=ids if args["by"] == "mean" else None
+    )
     progress(0, 2, "with all heads")
     with torch.no_grad():
         before, loss = _last(model, ids)

@@ -59,16 +59,16 @@ class Pyramid:
     def column(self, key: int) -> Tensor:
         """``[n]``: what every row gives to one key."""
         edges = torch.tensor([key, key + 1])
-        parts = [
-            self._masses(slice(i, min(self.n, i + STRIP)), edges)[:, 0] for i in range(0, self.n, STRIP)
-        ]
+        parts = [self._masses(slice(i, min(self.n, i + STRIP)), edges)[:, 0] for i in range(0, self.n, STRIP)]
         return torch.cat(parts) if parts else torch.zeros(0)
 
     def darkest(self) -> list[float]:
         """For each level, what nearly all of its cells stay below; 0 cells (hidden keys) do not count."""
         found = []
         some = self.counted.nonzero().flatten()
-        rows = some[torch.linspace(0, max(0, len(some) - 1), min(SAMPLED, len(some))).long()].tolist() if len(some) else []
+        rows = (
+            some[torch.linspace(0, max(0, len(some) - 1), min(SAMPLED, len(some))).long()].tolist() if len(some) else []
+        )
         strips: list[Tensor] = []
         if self.base:
             strips = [self._masses(slice(i, i + 1), _edges(slice(0, self.m), 0)) for i in rows]

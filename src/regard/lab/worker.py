@@ -64,7 +64,3 @@ def one_line(error: BaseException) -> str:
 def _named(kind: str) -> Any:
     module, name = JOBS[kind].split(":")
     return getattr(import_module(module), name)
-
-
-if __name__ == "__main__":
-    main()

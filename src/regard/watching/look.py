@@ -66,11 +66,11 @@ def look(
     else:
         assert text is not None
         if answer is not None and not isinstance(model, TextToText):
-            raise ValueError(f"{type(model).__name__} answers nothing: answer= is for text-to-text models of regard.models")
+            raise ValueError(
+                f"{type(model).__name__} answers nothing: answer= is for text-to-text models of regard.models"
+            )
         run, about = (
-            _text(model, text, tokens, answer)
-            if isinstance(model, Model)
-            else _theirs(model, tokenizer, text, tokens)
+            _text(model, text, tokens, answer) if isinstance(model, Model) else _theirs(model, tokenizer, text, tokens)
         )
     with torch.no_grad(), watch(model, observe, layers=layers) as seen:
         if progress is not None:
@@ -95,9 +95,7 @@ def _counting(progress: Callable[[int, int | None], None], total: int) -> Callab
     return one
 
 
-def _text(
-    model: Model, text: str, most: int | None, reply: str | None
-) -> tuple[Callable[[], Any], dict[str, Any]]:
+def _text(model: Model, text: str, most: int | None, reply: str | None) -> tuple[Callable[[], Any], dict[str, Any]]:
     ids = model.text.encode(text)
     if most is not None:
         ids = ids[: integer("tokens", most, least=1)]
