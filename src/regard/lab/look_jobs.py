@@ -120,9 +120,8 @@ def ablate(args: dict[str, Any], progress: Progress) -> dict[str, Any]:
     if not isinstance(model, TextDecoder):
         raise ValueError("next tokens are what language models give; this model is none")
     ids = torch.tensor([args["ids"]])
-    cut = without(
-        model, [(path, head) for path, head in args["heads"]], by=args["by"], over=ids if args["by"] == "mean" else None
-    )
+    gone = [(path, head) for path, head in args["heads"]]
+    cut = without(model, gone, by=args["by"], over=ids if args["by"] == "mean" else None)
     progress(0, 2, "with all heads")
     with torch.no_grad():
         before, loss = _last(model, ids)
@@ -130,11 +129,9 @@ def ablate(args: dict[str, Any], progress: Progress) -> dict[str, Any]:
         with cut:
             after, lost = _last(model, ids)
     most = torch.cat([before.topk(SHOWN).indices, after.topk(SHOWN).indices]).unique()
-    rows = [
-        {"token": model.text.decode([i]), "before": float(before[i]), "after": float(after[i])} for i in most.tolist()
-    ]
-    rows.sort(key=lambda row: -max(row["before"], row["after"]))
-    return {"next": rows[:SHOWN], "loss": {"before": loss, "after": lost}}
+    order = most[torch.maximum(before, after)[most].argsort(descending=True)][:SHOWN].tolist()
+    rows = [{"token": model.text.decode([i]), "before": float(before[i]), "after": float(after[i])} for i in order]
+    return {"next": rows, "loss": {"before": loss, "after": lost}}
 
 
 def _last(model: TextDecoder, ids: torch.Tensor) -> tuple[torch.Tensor, float | None]:

@@ -50,8 +50,8 @@ def look(
     A text model of ``transformers`` comes with its ``tokenizer``.
 
     ``seen.about`` then has the ``tokens`` (a text-to-text model's answer, and its ``source``) and their ``ids``, or the
-    picture with the ``grid`` of its patches; ``words=False`` leaves all of that out. ``tokens`` cuts a text to its first
-    ones. ``answer``: what a text-to-text model is to have answered, instead of what it writes.
+    picture with the ``grid`` of its patches; ``words=False`` leaves all of that out. ``tokens`` cuts a text to its
+    first ones. ``answer``: what a text-to-text model is to have answered, instead of what it writes.
     """
     if (text is None) == (picture is None):
         raise ValueError("give a text or a picture, one of them")
