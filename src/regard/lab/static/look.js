@@ -91,8 +91,11 @@ export async function open(root, state) {
   }
 
   await reload();
-  view.on("recording", (changed) => {
-    if (!changed.has("found")) view.change({ row: null, key: null, weights: null, at: { u: 0.5, v: 0.5, z: 1 } });
+  let last = view.recording;
+  view.on("recording", () => {
+    // Another text has other tokens; one that the address did not name is no other.
+    if (last) view.change({ row: null, key: null, weights: null, at: { u: 0.5, v: 0.5, z: 1 } });
+    last = view.recording;
     show();
   });
   makeInput(input, view, reload);

@@ -62,6 +62,7 @@ export function makeAblate(root, view) {
         ` (${change >= 0 ? "+" : ""}${said(change)} nats a token)`),
       element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows)),
     );
+    result.scrollIntoView({ block: "nearest" });
   }
 
   view.on("ablated by found", show);

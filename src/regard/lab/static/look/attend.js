@@ -43,11 +43,18 @@ export function makeAttend(view) {
     try {
       const values = await weights(view, direction, here, signal);
       if (signal.aborted) return;
-      view.change({ weights: { direction, at: here, values, preview } });
+      view.change({ weights: { direction, at: here, values: shown(values, here), preview } });
       if (!preview && view[other()] === null) view.change({ [other()]: partner(values) });
     } catch (error) {
       if (error.name !== "AbortError") note(error.message, "error");
     }
+  }
+
+  // With sinks hidden the first keys take nothing.
+  function shown(values, here) {
+    const { sink } = placeOf(view);
+    if (!view.hide) return values;
+    return view.direction === "from" ? values.map((x, i) => (i < sink ? 0 : x)) : here < sink ? values.map(() => 0) : values;
   }
 
   // The strongest key that is no sink, where there is one.
@@ -63,7 +70,7 @@ export function makeAttend(view) {
     if (here !== null && known(view, view.direction, here)) ask();
     else later();
   };
-  view.on(`${SCORES} found row key direction`, ask);
+  view.on(`${SCORES} found row key direction hide`, ask);
   view.on("hover", hovered);
   ask();
 

@@ -30,7 +30,7 @@ export function drawAxes(context, g, label, marks, style) {
   });
   const keys = g.sx >= ROOM;
   context.textAlign = keys ? "left" : "center";
-  each(g.m, g.sx, g.x, keys, 44, LEFT, LEFT + g.width, (j, at) => {
+  each(g.m, g.sx, g.x, keys, 44, LEFT, LEFT + g.width - (keys ? 0 : 12), (j, at) => {
     context.fillStyle = colour(j === marks.key, keys);
     context.save();
     context.translate(at, Math.max(TOP, g.y(0)) - (keys ? 4 : 9));

@@ -85,7 +85,7 @@ function cells(made, map, g, [i0, i1], [j0, j1]) {
       const found = map.read({ row, key });
       const tile = map.source.get(0, key >> 8, row >> 8);
       if (!found || !tile) continue;
-      const pixels = map.source.picture(tile, 0).getContext("2d").getImageData(key & 255, row & 255, 1, 1).data;
+      const pixels = map.source.picture(tile, 0, key >> 8, row >> 8).getContext("2d").getImageData(key & 255, row & 255, 1, 1).data;
       const rect = drawing("rect", {
         x: g.x(key).toFixed(2), y: g.y(row).toFixed(2), width: g.sx.toFixed(3), height: g.sy.toFixed(3),
         fill: `rgb(${pixels[0]},${pixels[1]},${pixels[2]})`,

@@ -1,111 +1,127 @@
 // Two columns of tokens with lines between them, as dark as the weights: near the locked token where a text is long.
 import { drawing, element, said } from "../dom.js";
+import { strongest } from "./rows.js";
 import { locked, placeOf } from "./view.js";
 import { isSelf, named, word } from "./words.js";
 
 const WINDOW = 60; // tokens of a column
-const STEP = 17; // pixels of a token
+const BEYOND = 8; // strongest answers that are shown though they lie outside the window
+const STEP = 14; // pixels of a token
 const LEAST = 0.004; // weights below this draw nothing
+const [WIDE, LEFT, RIGHT] = [560, 200, 360];
 
 export function makeLines(root, view) {
-  const box = element("div", { className: "lines" });
   const about = element("p", { className: "quiet" });
+  const box = element("div", { className: "lines" });
   root.append(about, box);
 
-  // Which tokens a column shows: around `at`.
+  // Tokens around `at`.
   function around(total, at) {
     const from = Math.max(0, Math.min(at - Math.floor(WINDOW * 0.7), total - WINDOW));
-    return [from, Math.min(total, from + WINDOW)];
+    return Array.from({ length: Math.min(total, WINDOW) }, (_, i) => from + i);
   }
 
   function show() {
     const place = placeOf(view);
     root.hidden = view.reading !== "lines" || !place;
     if (root.hidden) return;
-    const asked = view.weights;
     const from = view.direction === "from";
-    const here = asked?.at ?? locked(view, from ? "row" : "key");
-    if (here === null || here === undefined) {
+    const asked = view.weights?.direction === view.direction ? view.weights : null;
+    const middle = locked(view, from ? "row" : "key") ?? asked?.at;
+    if (!asked || middle === undefined) {
       box.replaceChildren();
       about.textContent = "Lock a token in the map or in the text, and its lines are drawn here.";
       return;
     }
     // A preview keeps the window of the locked token: a column that moves under the pointer cannot be read.
-    const middle = locked(view, from ? "row" : "key") ?? here;
-    const same = isSelf(place);
     const partner = locked(view, from ? "key" : "row") ?? 0;
-    const rows = around(place.n, from || same ? middle : partner);
-    const keys = around(place.m, !from || same ? middle : partner);
-    draw(place, rows, keys, here);
+    const asking = around(from ? place.n : place.m, middle);
+    const near = around(from ? place.m : place.n, isSelf(place) ? middle : partner);
+    const far = strongest(asked.values, BEYOND).filter(({ weight }) => weight > 0.01).map(({ at }) => at);
+    const answering = [...new Set([...near, ...far])].sort((a, b) => a - b);
+    draw(place, asking, answering, asked);
   }
 
-  function draw(place, rows, keys, here) {
+  // Where each token of a column stands; a gap where some are left out.
+  function heights(column) {
+    const found = new Map();
+    let y = STEP / 2 + 4;
+    column.forEach((i, at) => {
+      if (at && i !== column[at - 1] + 1) y += STEP * 0.6;
+      found.set(i, y);
+      y += STEP;
+    });
+    return found;
+  }
+
+  function draw(place, asking, answering, { at: here, values }) {
     const from = view.direction === "from";
-    const high = STEP * Math.max(rows[1] - rows[0], keys[1] - keys[0]) + 8;
-    const [wide, left, right] = [560, 200, 360];
-    const svg = drawing("svg", { viewBox: `0 0 ${wide} ${high}`, width: wide, height: high, role: "group", "aria-label": "lines between tokens" });
-    const at = (i, range) => (i - range[0] + 0.5) * STEP + 4;
-    const [asking, answering] = from ? [rows, keys] : [keys, rows];
-    const [x0, x1] = from ? [left, right] : [right, left];
-    let within = 0;
-    let total = 0;
-    const values = view.weights?.direction === view.direction ? view.weights.values : [];
+    const [asked, answered] = [heights(asking), heights(answering)];
+    const high = Math.max(...asked.values(), ...answered.values()) + STEP / 2 + 4;
+    const svg = drawing("svg", { viewBox: `0 0 ${WIDE} ${high}`, role: "group", "aria-label": "lines between tokens" });
+    const [x0, x1] = from ? [LEFT, RIGHT] : [RIGHT, LEFT];
     const most = from ? 1 : values.reduce((a, b) => Math.max(a, b), 1e-9);
-    values.forEach((weight, i) => {
-      total += weight;
-      if (i < answering[0] || i >= answering[1]) return;
-      within += weight;
-      if (weight / most < LEAST || here < asking[0] || here >= asking[1]) return;
-      const [y0, y1] = [at(here, asking), at(i, answering)];
+    let within = 0;
+    for (const [i, y1] of answered) {
+      const share = values[i] / most;
+      within += values[i];
+      const y0 = asked.get(here);
+      if (share < LEAST || y0 === undefined) continue;
       const middle = (x0 + x1) / 2;
-      const curve = drawing("path", {
+      const line = drawing("path", {
         d: `M${x0} ${y0}C${middle} ${y0} ${middle} ${y1} ${x1} ${y1}`, class: "line",
-        "stroke-opacity": Math.min(1, 0.12 + 0.88 * Math.sqrt(weight / most)).toFixed(3),
-        "stroke-width": (1 + 3 * (weight / most)).toFixed(2),
+        "stroke-opacity": Math.min(1, 0.12 + 0.88 * Math.sqrt(share)).toFixed(3), "stroke-width": (1 + 3 * share).toFixed(2),
       });
       const title = drawing("title");
-      title.textContent = said(weight);
-      curve.append(title);
-      svg.append(curve);
-    });
-    column(svg, place, "queries", rows, left - 6, "end", values);
-    column(svg, place, "keys", keys, right + 6, "start", values);
+      title.textContent = said(values[i]);
+      line.append(title);
+      svg.append(line);
+    }
+    column(svg, place, "queries", from ? asked : answered, from ? null : values);
+    column(svg, place, "keys", from ? answered : asked, from ? values : null);
     box.replaceChildren(svg);
+    const total = values.reduce((a, b) => a + b, 0);
     const outside = total > 0 ? 1 - within / total : 0;
-    about.textContent = `${from ? "queries" : "queries that look at it"} on the left, keys on the right. `
-      + `${named(view.found, place, from ? "queries" : "keys", here)} ${from ? "looks" : "is looked at"}`
-      + (outside > 0.005 ? `; ${Math.round(100 * outside)} % of it lies outside these ${answering[1] - answering[0]} tokens.` : ".");
+    about.textContent = `Queries on the left, keys on the right; ${named(view.found, place, from ? "queries" : "keys", here)} `
+      + (from ? "looks at keys." : "is looked at.") + (outside > 0.005 ? ` ${Math.round(100 * outside)} % of its weight goes to tokens that are left out here.` : "");
   }
 
-  function column(svg, place, which, range, x, anchor, values) {
+  // `weights`: of a column that answers.
+  function column(svg, place, which, standing, weights) {
     const side = which === "queries" ? "row" : "key";
-    const asks = (view.direction === "from") === (which === "queries");
-    for (let i = range[0]; i < range[1]; i++) {
+    const [x, anchor] = which === "queries" ? [LEFT - 6, "end"] : [RIGHT + 6, "start"];
+    let reached = false;
+    for (const [i, y] of standing) {
       const shown = word(view.found, place, which, i) || String(i);
+      const is = view[side] === i;
       const label = drawing("text", {
-        x, y: (i - range[0] + 0.5) * STEP + 8, "text-anchor": anchor, "data-at": i, "data-side": side, tabindex: asks ? 0 : -1, role: "button",
-        class: ["word", view[side] === i ? "locked" : "", asks ? "asks" : "", !asks && values[i] > 0.05 ? "seen" : ""].join(" "),
+        x, y: y + 4, "text-anchor": anchor, "data-at": i, "data-side": side, role: "button", tabindex: is && !weights ? 0 : -1,
+        class: ["word", is ? "locked" : "", weights ? (weights[i] > 0.05 ? "seen" : "") : "asks"].join(" "),
         "aria-label": named(view.found, place, which, i),
       });
+      reached ||= is;
       label.textContent = shown.length > 22 ? `${shown.slice(0, 21)}…` : shown;
       svg.append(label);
     }
+    if (!reached && !weights) svg.querySelector("text.asks")?.setAttribute("tabindex", "0");
   }
 
   const find = (event) => event.target.closest?.("text.word");
-  const choose = (event) => {
-    const one = find(event);
-    if (!one) return;
+  const focus = (side, at) => box.querySelector(`text[data-side="${side}"][data-at="${at}"]`)?.focus();
+  const choose = (one) => {
     if (one.classList.contains("asks")) view.lock(Number(one.dataset.at));
     else view.change({ [one.dataset.side]: Number(one.dataset.at) });
   };
-  box.addEventListener("click", choose);
+  box.addEventListener("click", (event) => find(event) && choose(find(event)));
   box.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" && event.key !== " ") return;
-    event.preventDefault();
     const one = find(event);
-    choose(event);
-    box.querySelector(`text[data-side="${one?.dataset.side}"][data-at="${one?.dataset.at}"]`)?.focus();
+    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!one || (!by && event.key !== "Enter" && event.key !== " ")) return;
+    event.preventDefault();
+    const { side, at } = one.dataset;
+    if (by) focus(side, Number(at) + by);
+    else choose(one);
+    focus(side, by ? Number(at) + by : at); // the column is drawn anew
   });
   box.addEventListener("mouseover", (event) => {
     const one = find(event);

@@ -193,7 +193,7 @@ export class ZoomMap {
       if (cols <= 0 || rows <= 0) return by === 0;
       const [left, top] = [snap(g.x(x * span)), snap(g.y(y * span))];
       const [right, bottom] = [snap(g.x(x * span + cols * size)), snap(g.y(y * span + rows * size))];
-      this.context.drawImage(this.source.picture(tile, level), u, v, cols, rows, left, top, right - left, bottom - top);
+      this.context.drawImage(this.source.picture(tile, level, tx, ty), u, v, cols, rows, left, top, right - left, bottom - top);
       return by === 0;
     }
     return false;

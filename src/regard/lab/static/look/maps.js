@@ -5,8 +5,9 @@ import { element, note, said } from "../dom.js";
 import { onTheme } from "../theme.js";
 import { ZoomMap } from "./map.js";
 import { pinned, pinnedName } from "./pinned.js";
-import { Difference, Tiles } from "./tiles.js";
-import { asked, locked, placeOf, SCORES } from "./view.js";
+import { weights } from "./rows.js";
+import { Difference, Pooled, Tiles } from "./tiles.js";
+import { asked, indexOf, locked, placeOf, SCORES } from "./view.js";
 import { headName, named, word } from "./words.js";
 
 const HELP = "Zoom with + and −, move with the arrow keys, 0 shows all. Shift and arrows move the locked cell, Escape lets it go.";
@@ -48,28 +49,57 @@ export function makeMaps(root, view) {
     row.append(box);
     const map = new ZoomMap(canvas, {
       hover: (cell) => view.change({ hover: cell && { ...cell, on: name } }),
-      lock: (cell) => view.change({ row: cell.row, key: cell.key }),
+      lock: (cell) => map.source.pooled || view.change({ row: cell.row, key: cell.key }),
       view: (at) => view.change({ at }),
     });
     map.look(view.at);
     return { box, canvas, caption, busy, map, base: "" };
   }
 
-  async function open(one, fields, label, signal) {
+  async function open(one, head, label, signal) {
+    const fields = asked(head);
     const base = JSON.stringify(fields);
+    if (!head.at.kept) return openSmall(one, head);
     if (one.base === base && one.map.source) return one.map.source;
+    one.busy.textContent = "computing the overview …";
     one.busy.hidden = Boolean(one.map.source); // an old map stays until the new one is there
     one.box.setAttribute("aria-busy", "true");
     try {
       const levels = await get("/api/look/levels", fields, signal);
       const failed = (error) => note(error.message, "error");
+      one.map.head = head;
       one.map.show(new Tiles(fields, levels, { changed: () => { one.map.redraw(); tell(); }, failed }), label);
       one.base = base;
+      await sinks(one, signal);
       return one.map.source;
     } finally {
       one.busy.hidden = true;
       one.box.removeAttribute("aria-busy");
     }
+  }
+
+  // Without q and k there is the small map alone, or nothing.
+  function openSmall(one, head) {
+    one.base = "";
+    one.map.head = head;
+    const source = head.at.map ? new Pooled(head.at, indexOf(head.at, head.head), view.hide) : null;
+    one.map.show(source, (which, i) => String(source.bin(which === "keys" ? 1 : 0, i)[0]));
+    one.busy.textContent = "No map was observed here.";
+    one.busy.hidden = source !== null;
+    return source;
+  }
+
+  // Without its sinks a map needs to know what they took.
+  async function sinks(one, signal) {
+    const { source, head } = one.map;
+    if (source?.pooled) openSmall(one, head);
+    if (!source?.fields || !head) return;
+    const columns = view.hide ? Array.from({ length: Math.min(head.at.sink, source.m) }, (_, key) => weights(head, "to", key, signal)) : null;
+    const found = columns?.length ? await Promise.all(columns) : null;
+    if (one.map.source !== source) return;
+    source.hide(found);
+    one.map.redraw();
+    tell();
   }
 
   async function refresh() {
@@ -87,10 +117,10 @@ export function makeMaps(root, view) {
       if (a) shown.A.caption.textContent = `A  ${pinnedName(a, view)}`;
       if (a) shown.A.canvas.setAttribute("aria-label", `map of ${pinnedName(a, view)}`);
       const [ofB, ofA] = await Promise.all([
-        open(shown.B, asked(view), (which, i) => word(found, place, which, i), signal),
-        a && open(shown.A, asked(a), (which, i) => word(a.found, a.at, which, i), signal),
+        open(shown.B, { ...headOf(view), at: place }, (which, i) => word(found, place, which, i), signal),
+        a && open(shown.A, a, (which, i) => word(a.found, a.at, which, i), signal),
       ]);
-      const both = Boolean(a) && ofA.n === ofB.n && ofA.m === ofB.m;
+      const both = Boolean(ofA?.fields && ofB?.fields) && ofA.n === ofB.n && ofA.m === ofB.m;
       shown.Δ.box.hidden = !both;
       if (both) differ(ofA, ofB);
       marks();
@@ -111,7 +141,8 @@ export function makeMaps(root, view) {
   }
 
   function marks() {
-    const now = { row: locked(view, "row"), key: locked(view, "key"), hover: view.hover };
+    const small = main.source?.pooled;
+    const now = { row: small ? null : locked(view, "row"), key: small ? null : locked(view, "key"), hover: view.hover };
     for (const one of Object.values(shown)) if (!one.box.hidden) one.map.mark(now);
     tell();
   }
@@ -134,11 +165,14 @@ export function makeMaps(root, view) {
       .map((name) => [name, shown[name].map.read(cell)?.value]).filter(([, value]) => value !== undefined)
       .map(([name, value]) => ` · ${name === "A" ? "A" : "B − A"} ${precise(value)}`).join("");
     const weight = element("b", { text: precise(values.value) + others });
-    if (values.level === 0) {
+    const span = ([a, b]) => (a >= b ? a : `${a} … ${b}`);
+    if (main.source.pooled) {
+      const [q, k] = [main.source.bin(0, cell.row), main.source.bin(1, cell.key)];
+      readout.replaceChildren(`queries ${span(q)} → keys ${span(k)}: `, weight, " of a query's weight, on average. q and k were not kept, so that this is all there is.");
+    } else if (values.level === 0) {
       const [q, k] = [named(view.found, place, "queries", cell.row), named(view.found, place, "keys", cell.key)];
       readout.replaceChildren(`query ${q} → key ${k}: weight `, weight);
     } else {
-      const span = ([a, b]) => (a === b ? a : `${a} … ${b}`);
       readout.replaceChildren(
         `queries ${span(values.rows)} → keys ${span(values.keys)}: `, weight,
         " of a query's weight falls into this cell, on average. Zoom in for single weights.",
@@ -154,6 +188,7 @@ export function makeMaps(root, view) {
   }
 
   view.on(`${SCORES} pinned found`, refresh);
+  view.on("hide", () => { for (const name of ["A", "B"]) sinks(shown[name]).catch((error) => note(error.message, "error")); });
   view.on("at", () => { for (const one of Object.values(shown)) one.map.look(view.at); tell(); });
   view.on("row key hover", marks);
   shown.A.box.hidden = shown.Δ.box.hidden = true;
@@ -168,6 +203,8 @@ export function makeMaps(root, view) {
     },
   };
 }
+
+const headOf = ({ recording, place, head, batch, beta, mask, position }) => ({ recording, place, head, batch, beta, mask, position });
 
 // Six digits: enough to compare with what another program computes.
 export function precise(x) {

@@ -1,10 +1,11 @@
 // Tiles of maps: asked for as they come into view, let go when they leave it, and the last few hundred kept.
 import { floats } from "../api.js";
-import { paint, paintSigned } from "../colour.js";
+import { darkestOf, paint, paintSigned } from "../colour.js";
 import { isDark } from "../theme.js";
+import { headMap } from "./numbers.js";
 
 export const SIZE = 256; // cells of a tile, either way
-const KEPT = 300; // 256 × 256 numbers and their picture are half a megabyte
+const KEPT = 180; // 256 × 256 numbers and their picture are half a megabyte
 const AT_ONCE = 6;
 const kept = new Map(); // key → tile, the least recently used first
 const loading = new Map(); // key → AbortController
@@ -86,15 +87,42 @@ export class Tiles {
     this.broken.add(key); // asked again only when the map is opened again
   }
 
-  darkest(level) {
-    return this.levels.darkest[Math.min(level, this.levels.darkest.length - 1)] || 1;
+  // Leave out of the picture what the first keys took: `columns` are all queries' weights on each of them.
+  hide(columns) {
+    this.columns = columns;
+    this.paler = null;
   }
 
-  picture(tile, level) {
-    const stamp = `${isDark()} ${this.darkest(level)}`;
+  // A sink takes most of what there is, and all else looks pale beside it: without it colours begin lower.
+  darkest(level) {
+    const given = this.levels.darkest[Math.min(level, this.levels.darkest.length - 1)] || 1;
+    if (!this.columns) return given;
+    const whole = this.paler ? null : this.get(this.top, 0, 0);
+    if (whole) this.paler = Math.min(1, darkestOf(this.rest(whole, this.top, 0, 0)) / (darkestOf(whole.values) || 1)) || 1;
+    return given * (this.paler ?? 1);
+  }
+
+  // A tile's values without the sinks' share of them.
+  rest(tile, level, x, y) {
+    if (!this.columns || x > 0) return tile.values;
+    const values = Float32Array.from(tile.values);
+    const size = 2 ** level;
+    this.columns.forEach((column, key) => {
+      const at = Math.floor(key / size);
+      for (let i = 0; at < tile.cols && i < tile.rows; i++) {
+        const first = (y * SIZE + i) * size;
+        const rows = column.subarray(first, first + size);
+        values[i * tile.cols + at] -= rows.reduce((a, b) => a + b, 0) / rows.length;
+      }
+    });
+    return values;
+  }
+
+  picture(tile, level, x, y) {
+    const stamp = `${isDark()} ${this.darkest(level)} ${Boolean(this.columns)}`;
     if (tile.stamp !== stamp) {
       tile.canvas ??= document.createElement("canvas");
-      paint(tile.canvas, tile.values, tile.cols, tile.rows, this.darkest(level));
+      paint(tile.canvas, this.rest(tile, level, x, y), tile.cols, tile.rows, this.darkest(level));
       tile.stamp = stamp;
     }
     return tile.canvas;
@@ -148,4 +176,37 @@ export class Difference {
     this.a.close();
     this.b.close();
   }
+}
+
+// The small map alone, of a recording that kept no q and k: `place` and which of its heads.
+export class Pooled {
+  constructor(place, index, hide) {
+    const { values, rows, width, darkest } = headMap(place, index, hide);
+    this.tile = { values, rows, cols: width };
+    Object.assign(this, { n: rows, m: width, top: 0, signed: false, pooled: true, most: darkest });
+    this.totals = [place.n ?? rows, place.m ?? width];
+  }
+
+  // The first and last query (0) or key (1) of a bin.
+  bin(which, at) {
+    const [bins, total] = [which ? this.m : this.n, this.totals[which]];
+    return [Math.ceil((at * total) / bins), Math.ceil(((at + 1) * total) / bins) - 1];
+  }
+
+  get(level, x, y) {
+    return level === 0 && x === 0 && y === 0 ? this.tile : null;
+  }
+
+  want() {}
+
+  darkest() {
+    return this.most;
+  }
+
+  picture(tile) {
+    this.canvas ??= document.createElement("canvas");
+    return paint(this.canvas, tile.values, tile.cols, tile.rows, this.most);
+  }
+
+  close() {}
 }

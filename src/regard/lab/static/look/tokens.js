@@ -68,7 +68,7 @@ export function makeTokens(root, view) {
       // A space before a word stays outside its token: a shade that starts in the middle of a gap looks misplaced.
       if (shown.startsWith(" ") && shown.length > 1) line.append(" ");
       made.set(i, token(i, `${shown.trim() || "space"}, ${i}`, shown.trimStart() || "␣"));
-      line.append(made.get(i), words ? element("wbr") : " ");
+      line.append(made.get(i), words ? "" : " ");
       if (shown.endsWith("↵") && !written(words?.[i + 1] ?? "↵").startsWith("↵")) line.append(element("br"));
     }
     box.append(element("div", { className: "block", dataset: { side: which } }, title ? element("h4", { text: title }) : null, line));

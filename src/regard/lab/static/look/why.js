@@ -63,21 +63,22 @@ function chain(found) {
 // The d products that q · k is the sum of.
 function bars(products) {
   const [wide, high] = [320, 74];
-  const most = Math.max(...products.map(Math.abs), 1e-12);
+  const [low, top] = [Math.min(...products, 0), Math.max(...products, 0)];
+  const y = (value) => 1 + ((top - value) / (top - low || 1)) * (high - 2);
   const size = wide / products.length;
-  const svg = drawing("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", preserveAspectRatio: "none", "aria-label": `${products.length} products of q and k; the largest is ${said(Math.max(...products))}, the smallest ${said(Math.min(...products))}` });
-  svg.append(drawing("line", { x1: 0, x2: wide, y1: high / 2, y2: high / 2, class: "base" }));
+  const label = `${products.length} products of q and k, from ${said(low)} to ${said(top)}`;
+  const svg = drawing("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", preserveAspectRatio: "none", "aria-label": label });
+  svg.append(drawing("line", { x1: 0, x2: wide, y1: y(0), y2: y(0), class: "base" }));
   products.forEach((x, i) => {
-    const tall = (Math.abs(x) / most) * (high / 2 - 2);
     const bar = drawing("rect", {
       x: (i * size + size * 0.1).toFixed(2), width: (size * 0.8).toFixed(2), class: x < 0 ? "minus" : "plus",
-      y: (x < 0 ? high / 2 : high / 2 - tall).toFixed(2), height: Math.max(0.3, tall).toFixed(2),
+      y: y(Math.max(x, 0)).toFixed(2), height: Math.max(0.3, Math.abs(y(0) - y(x))).toFixed(2),
     });
     const title = drawing("title");
     title.textContent = `q · k, entry ${i}: ${said(x)}`;
     bar.append(title);
     svg.append(bar);
   });
-  const caption = element("figcaption", { className: "quiet", text: `q · k entry by entry, ± ${said(most)}` });
+  const caption = element("figcaption", { className: "quiet", text: `q · k entry by entry: ${said(low)} … ${said(top)}` });
   return element("figure", { className: "products" }, caption, svg);
 }

@@ -38,5 +38,6 @@ export function isSelf(place) {
 }
 
 export function headName(place, head) {
-  return `${place.name || place.path || "model"} · head ${head}`;
+  const name = place.name || place.path || "model";
+  return `${/^\d+$/.test(name) ? `layer ${name}` : name} · head ${head}`;
 }
