@@ -80,7 +80,9 @@ class Attention(Part):
         return (q, k, v, scores, *near, values, out)
 
     def share(self, call: Call) -> Number | sympy.Rational:
-        """The part of all (query, key) pairs that the masks leave."""
+        """The part of all (query, key) pairs that the masks leave; all of none, where a source has been read before."""
+        if call.rows == 0:
+            return 1
         seen = visible(call.rows, call.keys, self.causal, self.window)
         if isinstance(seen, int) and isinstance(call.rows, int) and isinstance(call.keys, int):
             pairs = call.rows * call.keys

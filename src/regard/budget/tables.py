@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "compared",
     "conditions",
+    "cost_lines",
     "costs",
     "fitted",
     "formula_json",
@@ -156,14 +157,14 @@ def formula_latex(given: Mapping[str, Number]) -> list[str]:
     return [r"\begin{align*}", *lines, r"\end{align*}"]
 
 
-def costs(plan: Plan) -> Figure:
-    """Cost against n, masks exploited, with n and the crossover marked: seconds on a machine, else FLOPs.
+def cost_lines(plan: Plan) -> tuple[list[int], dict[str, list[float]]]:
+    """Lengths, and at each the cost of attention, of all the rest and of logits, masks exploited.
 
-    Lengths beyond what learned positions reach are drawn too: the cost does not know them.
+    Seconds on a machine, else FLOPs. Lengths beyond what learned positions reach are there too: the cost does not know
+    them.
     """
-    n, cross = whole(plan.lengths.n), plan.crossover
-    most = min(2.0**24, max(8.0 * n, 8.0 * (cross or 0)))
-    points = sorted({max(1, round(2 ** (k / 2))) for k in range(8, int(2 * math.log2(most)) + 1)} | {n})
+    n = whole(plan.lengths.n)
+    points = sorted({max(1, round(2 ** (k / 2))) for k in range(8, int(2 * math.log2(_farthest(plan))) + 1)} | {n})
     lines: dict[str, list[float]] = {name: [] for name in ("attention", "all the rest", "total", "logits")}
     for length in points:
         one = replace(plan, lengths=replace(plan.lengths, n=length))
@@ -171,11 +172,23 @@ def costs(plan: Plan) -> Figure:
         shares = {name: one.shares.get(group, 0.0) for name, group in (("attention", "attention"), ("logits", "head"))}
         for name, share in {**shares, "all the rest": 1 - shares["attention"], "total": 1.0}.items():
             lines[name].append(cost * share)
+    return points, {name: ys for name, ys in lines.items() if any(ys)}
+
+
+def _farthest(plan: Plan) -> float:
+    """The length up to which costs are drawn."""
+    return min(2.0**24, max(8.0 * whole(plan.lengths.n), 8.0 * (plan.crossover or 0)))
+
+
+def costs(plan: Plan) -> Figure:
+    """`cost_lines` as a figure, with n and the crossover marked."""
+    n, cross = whole(plan.lengths.n), plan.crossover
+    points, lines = cost_lines(plan)
     marks = {f"n = {n:,}": float(n)}
-    marks |= {f"n* = {cross:,}": float(cross)} if cross is not None and cross <= most else {}
+    marks |= {f"n* = {cross:,}": float(cross)} if cross is not None and cross <= _farthest(plan) else {}
     passes = "training step" if plan.training else "forward pass"
     return plots.series(
-        {name: (points, ys) for name, ys in lines.items() if any(ys)},
+        {name: (points, ys) for name, ys in lines.items()},
         title=f"{plan.model.title}, {count_said(plan.parameters)} parameters{_on(plan)}",
         x_label="tokens n",
         y_label="FLOPs of a forward pass, masks exploited" if plan.machine is None else f"seconds of a {passes}",

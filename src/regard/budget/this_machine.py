@@ -29,7 +29,7 @@ from regard.kernels import native
 from regard.masks import Causal
 from regard.shapes import number
 
-__all__ = ["measure", "this"]
+__all__ = ["kept", "measure", "this"]
 
 MEASURED = ("float32", "float64", "bfloat16", "float16")
 FEW = 64  # rows of a product that is too small to be fast
@@ -46,16 +46,21 @@ def this(refresh: bool = False, progress: Progress | None = None) -> Machine:
     replaced; where none can be written, a warning says so.
     """
     key = _key()
-    kept = _read()
-    if key in kept and not refresh:
-        return kept[key]
+    known = _read()
+    if key in known and not refresh:
+        return known[key]
     found = measure(progress)
-    kept.pop(key, None)  # the newest stands last, and the oldest falls out
+    known.pop(key, None)  # the newest stands last, and the oldest falls out
     try:
-        _write({**kept, key: found})
+        _write({**known, key: found})
     except OSError as error:
         warnings.warn(f"this machine's figures are not kept: {error}", RuntimeWarning, stacklevel=2)
     return found
+
+
+def kept() -> Machine | None:
+    """What `this` would give without measuring; None where it would measure."""
+    return _read().get(_key())
 
 
 def _key() -> str:
