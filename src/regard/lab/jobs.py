@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,6 +170,7 @@ class _Lane:
             process.wait()
         if self._thread is not None:
             self._thread.join(5)
+        self._forget()
 
     def _run(self) -> None:
         while True:
@@ -189,6 +191,7 @@ class _Lane:
         with self._wake:
             if self._closed:
                 return
+            self._forget()
             # Own session: a Ctrl-C in the terminal is for the server, which ends its workers in order.
             self._process = subprocess.Popen(
                 [sys.executable, "-c", "from regard.lab.worker import main; main()"],
@@ -199,6 +202,15 @@ class _Lane:
                 env={**os.environ, **self.environment},
                 start_new_session=True,
             )
+
+    def _forget(self) -> None:
+        """Let go of a process that has ended."""
+        if self._process is not None:
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    with suppress(OSError):  # a line that was never read is still to be flushed
+                        pipe.close()
+            self._process.wait()
 
     def _work(self, job: Job) -> None:
         process = self._process
