@@ -14,10 +14,13 @@ import { makeScores } from "./look/scores.js";
 import { makeView } from "./look/view.js";
 import { makeWhy } from "./look/why.js";
 
+const named = new Map(); // model → its heads' kinds, for recordings that were asked for before they were known
+
 export async function open(root, state) {
   const view = makeView(state);
   view.workspace = { models: [], recordings: [], runs: [] };
   const gone = new AbortController();
+  view.gone = gone.signal;
   const part = (kind, className, label) => element(kind, { className, "aria-label": label });
   const input = part("section", "input", "input and recordings");
   const grid = part("section", "panel overview", "all heads");
@@ -68,7 +71,8 @@ export async function open(root, state) {
 
   // Kinds take a while: the heads are there before their names.
   async function nameKinds(found) {
-    if (found.kinds || !found.model || found.naming) return;
+    if (!found.kinds && named.has(found.model)) Object.assign(found, named.get(found.model));
+    if (found.kinds || !found.model || found.naming) return view.change({ kinds: found.kinds });
     found.naming = true;
     naming.hidden = false;
     try {
@@ -76,6 +80,7 @@ export async function open(root, state) {
         naming.textContent = `naming heads by what they do on probes … ${job.of ? `${Math.round((100 * job.done) / job.of)} %` : ""}`;
       }, gone.signal);
       const { kinds, kind_columns } = await get("/api/look/recording", { recording: found.id }, gone.signal);
+      named.set(found.model, { kinds, kind_columns });
       Object.assign(found, { kinds, kind_columns });
       if (view.found === found) view.change({ kinds });
     } catch (error) {
@@ -94,7 +99,7 @@ export async function open(root, state) {
   let last = view.recording;
   view.on("recording", () => {
     // Another text has other tokens; one that the address did not name is no other.
-    if (last) view.change({ row: null, key: null, weights: null, at: { u: 0.5, v: 0.5, z: 1 } });
+    if (last && !view.reloading) view.change({ row: null, key: null, weights: null, at: { u: 0.5, v: 0.5, z: 1 } });
     last = view.recording;
     show();
   });

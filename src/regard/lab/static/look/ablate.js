@@ -37,9 +37,10 @@ export function makeAblate(root, view) {
       const job = await post("/api/look/ablate", { recording, heads: view.ablated.map((id) => id.split(".").map(Number)), by: view.by });
       stop.hidden = false;
       stop.onclick = () => cancel(job).catch((error) => note(error.message, "error"));
-      const found = await followed(job, (now) => { status.textContent = now.state === "queued" ? "waiting" : now.said || "running"; });
+      const found = await followed(job, (now) => { status.textContent = now.state === "queued" ? "waiting" : now.said || "running"; }, view.gone);
       if (view.recording === recording) table(found);
     } catch (error) {
+      if (error.name === "AbortError") return; // the room was left
       note(error.cancelled ? "The ablation was cancelled." : error.message, error.cancelled ? "" : "error");
     }
     running = false;

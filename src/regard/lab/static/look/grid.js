@@ -152,7 +152,7 @@ export function makeGrid(root, view) {
     for (const place of view.found.places) {
       const mine = shown.filter((one) => one.place === place);
       if (!mine.length) continue;
-      box.append(element("span", { className: "place", title: place.path, text: place.name || place.path || "model" }));
+      box.append(element("span", { className: "place", title: place.path, text: (place.name || place.path || "model").replaceAll(".", ".\u200b") }));
       for (const one of mine) {
         one.caption.replaceChildren();
         one.cell.style.gridColumn = across.indexOf(one.head) + 2;

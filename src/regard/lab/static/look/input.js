@@ -1,5 +1,5 @@
 // What is read: choose a model, give it a text or a picture, run it; and the recordings there are.
-import { cancel, followed, post } from "../api.js";
+import { cancel, followed, get, post } from "../api.js";
 import { element, note, select } from "../dom.js";
 import { forget } from "./pinned.js";
 
@@ -95,30 +95,45 @@ export function makeInput(root, view, reload) {
       if (tokens.value) body.tokens = Number(tokens.value);
     }
     if (layers.value.trim()) body.layers = layers.value.trim();
-    go.disabled = true;
+    try {
+      await follow(await post("/api/look", body));
+    } catch (error) {
+      note(error.message, "error");
+    }
+  }
+
+  // A job's progress, and what it has made once it is done.
+  async function follow(started) {
     const bar = element("progress", { "aria-label": "progress" });
     const said = element("span");
-    const stop = element("button", { type: "button", text: "Cancel", on: { click: () => running && cancel(running).catch((error) => note(error.message, "error")) } });
+    const stop = element("button", { type: "button", text: "Cancel", on: { click: () => cancel(running).catch((error) => note(error.message, "error")) } });
     job.replaceChildren(bar, said, stop);
     job.hidden = false;
+    running = started;
+    go.disabled = true;
     try {
-      running = await post("/api/look", body);
-      const { recording } = await followed(running, (now) => {
-        running = now;
+      const { recording } = await followed(started, (now) => {
         said.textContent = now.state === "queued" ? "waiting" : now.said || "running";
         if (now.of) Object.assign(bar, { max: now.of, value: now.done });
         else bar.removeAttribute("value");
-      });
-      running = null;
+      }, view.gone);
       await reload();
       view.change({ recording, input: false }, true);
     } catch (error) {
+      if (error.name === "AbortError") return; // the room was left
       note(error.cancelled ? "The run was cancelled." : error.message, error.cancelled ? "" : "error");
     } finally {
       running = null;
       job.hidden = true;
       go.disabled = !model;
     }
+  }
+
+  // A run that was started before the page was loaded anew.
+  async function resume() {
+    const { jobs } = await get("/api/jobs", {}, view.gone);
+    const last = jobs.filter((one) => one.kind === "look" && (one.state === "queued" || one.state === "running")).at(-1);
+    if (last && !running) await follow(last);
   }
 
   async function shut() {
@@ -145,4 +160,5 @@ export function makeInput(root, view, reload) {
   view.on("workspace recording", show);
   view.on("input", () => { opened(); if (view.input) form.querySelector("textarea, input[type=file]")?.focus(); });
   show();
+  resume().catch((error) => { if (error.name !== "AbortError") note(error.message, "error"); });
 }

@@ -23,8 +23,8 @@ export function makeLines(root, view) {
 
   function show() {
     const place = placeOf(view);
-    root.hidden = view.reading !== "lines" || !place;
-    if (root.hidden) return;
+    root.hidden = view.reading !== "lines";
+    if (root.hidden || !place) return;
     const from = view.direction === "from";
     const asked = view.weights?.direction === view.direction ? view.weights : null;
     const middle = locked(view, from ? "row" : "key") ?? asked?.at;

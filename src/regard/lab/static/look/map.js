@@ -27,6 +27,10 @@ export class ZoomMap {
     if (this.source && this.source !== source) this.source.close();
     this.source = source;
     this.label = label;
+    if (source) {
+      const tall = Math.min(1, Math.max(0.4, source.n / source.m)); // as the map, within reason
+      this.canvas.style.aspectRatio = `600 / ${TOP + tall * (600 - LEFT)}`;
+    }
     this.redraw();
   }
 

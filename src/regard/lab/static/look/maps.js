@@ -112,6 +112,7 @@ export function makeMaps(root, view) {
       const a = await pinned(view, signal);
       row.classList.toggle("compared", a !== null);
       shown.A.box.hidden = a === null;
+      if (!a) for (const name of ["A", "Δ"]) shut(shown[name]);
       shown.B.caption.textContent = a ? `B  ${headName(place, view.head)}` : "";
       shown.B.canvas.setAttribute("aria-label", `map of ${headName(place, view.head)}: ${place.n} queries by ${place.m} keys`);
       if (a) shown.A.caption.textContent = `A  ${pinnedName(a, view)}`;
@@ -127,6 +128,12 @@ export function makeMaps(root, view) {
     } catch (error) {
       if (error.name !== "AbortError") note(error.message, "error");
     }
+  }
+
+  function shut(one) {
+    one.box.hidden = true;
+    one.base = "";
+    one.map.show(null, () => "");
   }
 
   function differ(a, b) {

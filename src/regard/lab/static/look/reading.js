@@ -27,8 +27,9 @@ export function makeReading(root, view) {
     show();
     return group;
   };
+  const title = element("h3");
   bar.append(
-    element("h3", { text: "On the text" }),
+    title,
     choice("direction", "direction", [["from", "looks at", "where the locked token looks"], ["to", "is looked at by", "who looks at the locked token"]]),
     choice("reading", "shown as", [["text", "text", "weights as shades of the words"], ["lines", "lines", "lines from the locked token"]]),
   );
@@ -36,6 +37,8 @@ export function makeReading(root, view) {
   function show() {
     const place = placeOf(view);
     closed.hidden = !place || place.kept;
+    title.textContent = place?.grid ? "On the picture" : "On the text";
+    bar.querySelector("[data-value=text]").textContent = place?.grid ? "picture" : "text";
     const asked = view.weights;
     if (!place || !asked) {
       list.replaceChildren(element("p", { className: "quiet", text: place?.kept ? "Hover a token to see, click to lock it." : "" }));

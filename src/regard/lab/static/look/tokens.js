@@ -21,8 +21,8 @@ export function makeTokens(root, view) {
 
   function build(force = false) {
     const place = placeOf(view);
-    root.hidden = view.reading !== "text" || !place;
-    if (root.hidden) return;
+    root.hidden = view.reading !== "text";
+    if (root.hidden || !place) return;
     const stamp = [view.recording, place.n, place.m, place.queries, place.keys, place.grid, view.direction, start].join(" ");
     if (stamp === built && !force) return;
     built = stamp;

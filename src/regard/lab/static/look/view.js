@@ -90,17 +90,21 @@ export function makeView(state) {
   };
   view.reload = () => {
     const before = { ...view };
+    view.reloading = true;
     clearTimeout(timer);
     waiting = {};
     load();
     const changed = new Set(Object.keys(FIELDS).filter((name) => before[name] !== view[name]));
     for (const [names, call] of [...watchers]) if (names.some((name) => changed.has(name))) call(changed);
+    view.reloading = false;
   };
   load();
   return view;
 }
 
+// The place that is looked at; null while another recording is on its way.
 export function placeOf(view) {
+  if (view.found?.id !== view.recording) return null;
   return view.found?.places.find((place) => place.place === view.place) ?? null;
 }
 
