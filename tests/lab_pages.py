@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,3 +67,18 @@ def lab_page(browser: Any, address: str) -> Iterator[Any]:
 def fits(tab: Any) -> bool:
     """Nothing of the page is wider than the window."""
     return bool(tab.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
+
+
+def until(tab: Any, condition: str, seconds: float = 20) -> None:
+    """Wait until a JavaScript expression is true. (The page's own policy forbids playwright's ``wait_for_function``.)"""
+    tab.evaluate(
+        f"""() => new Promise((resolve, reject) => {{
+            const end = performance.now() + {1000 * seconds};
+            const look = () => {{
+                if ({condition}) resolve();
+                else if (performance.now() > end) reject(new Error("never came true: " + {json.dumps(condition)}));
+                else setTimeout(look, 20);
+            }};
+            look();
+        }})"""
+    )
