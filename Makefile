@@ -1,15 +1,24 @@
 # Every command of this project, once. Each calls a script of the same name in scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-full sanitize fuzz bundle format clean
+.PHONY: help lab setup check test test-full sanitize fuzz bundle format clean
 
 # The environment is made anew only when something it was built from has changed.
 INSTALLED := .venv/.installed
 $(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) scripts/setup
 	scripts/setup
+	@touch $@ $(RUNNABLE)
+
+# The lab alone needs none of the development tools.
+RUNNABLE := .venv/.runnable
+$(RUNNABLE): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) scripts/setup
+	scripts/setup lab
 	@touch $@
 
 help: ## print this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+lab: $(RUNNABLE) ## the lab in a browser: see, count, prove and change attention (OPEN="folder …" opens models, recordings, runs)
+	@.venv/bin/regard lab $(OPEN)
 
 setup: $(INSTALLED) ## make .venv and install regard into it (PYTHON=python3.12 chooses another interpreter)
 
