@@ -14,7 +14,7 @@ FLIPS: dict[str, list[dict[str, Any]]] = {
         {"score": lambda q, k: (q * k).sum(-1) + 0.2 * q.shape[-1] ** 0.5},  # a mean
     ],
     "mask-times-infinity": [
-        {"masked": lambda scores, hidden: scores.masked_fill(hidden, -torch.inf).softmax(-1), "n": 1},
+        {"masked": lambda scores, mask: scores.masked_fill(mask != 0, -torch.inf).softmax(-1)},  # right: it holds
         {"corrected": lambda scores, hidden: (scores - 1e-3 * hidden).softmax(-1)},
     ],
     "hard-limit": [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from regard.claims.claim import HOLDS, HOLDS_IF, Result
 
-__all__ = ["markdown"]
+__all__ = ["markdown", "row", "section"]
 
 HEAD = """# The claims of the theory, executed
 
@@ -19,19 +19,21 @@ machine.
 
 def markdown(results: Sequence[Result]) -> str:
     """What was found, without what changes from run to run."""
-    lines = [HEAD, "| claim | source | verdict | evidence |", "|---|---|---|---|"]
-    for one in results:
-        name = one.claim.id
-        lines.append(f"| [{name}](#{name}) | {', '.join(one.claim.sources)} | {one.verdict} | {_cell(one.line)} |")
-    for one in results:
-        claim = one.claim
-        lines += ["", f"## {claim.id}", "", f"{claim.statement} **{one.verdict.capitalize()}.**"]
-        if one.verdict != HOLDS:
-            label = "It holds if" if one.verdict == HOLDS_IF else "True instead"
-            lines += ["", f"{label}: {claim.correction}"]
-        lines += ["", f"Refuted by: {claim.refuted} Control: {claim.control}"]
-    return "\n".join(lines) + "\n"
+    lines = [HEAD, "| claim | source | verdict | evidence |", "|---|---|---|---|", *(row(one) for one in results)]
+    return "\n".join([*lines, *(section(one) for one in results)]) + "\n"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def row(result: Result) -> str:
+    """A claim in the table, with the evidence that decided."""
+    name, evidence = result.claim.id, result.line.replace("|", "\\|")
+    return f"| [{name}](#{name}) | {', '.join(result.claim.sources)} | {result.verdict} | {evidence} |"
+
+
+def section(result: Result) -> str:
+    """A claim in full: statement, verdict, correction, what would refute it, control."""
+    claim = result.claim
+    lines = ["", f"## {claim.id}", "", f"{claim.statement} **{result.verdict.capitalize()}.**"]
+    if result.verdict != HOLDS:
+        label = "It holds if" if result.verdict == HOLDS_IF else "True instead"
+        lines += ["", f"{label}: {claim.correction}"]
+    return "\n".join([*lines, "", f"Refuted by: {claim.refuted} Control: {claim.control}"])

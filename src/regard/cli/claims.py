@@ -13,6 +13,7 @@ from rich.text import Text
 
 from regard.claims import Result, ledger, run
 from regard.claims.claim import FAILS, HOLDS, HOLDS_IF, UNDECIDED
+from regard.claims.ledger import PARTS
 from regard.files import renamed
 
 MARKS = {HOLDS: ("✓", "green"), HOLDS_IF: ("◐", "yellow"), FAILS: ("✗", "red"), UNDECIDED: ("?", "magenta")}
@@ -35,26 +36,37 @@ def claims(
     regard claims --report claims.html
     """
     chosen = ledger(only or (), source)
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, stderr=as_json)  # JSON has standard output for itself
+    columns = (TextColumn("{task.completed} of {task.total}"), BarColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(chosen[0].id, total=len(chosen))
+
+        def told(result: Result) -> None:
+            at = chosen.index(result.claim)
+            progress.update(bar, advance=1, description=chosen[at + 1].id if at + 1 < len(chosen) else "")
+            if not as_json:
+                new = at == 0 or _part(chosen[at - 1].id) != _part(result.claim.id)
+                for line in [*_heading(result.claim.id, first=at == 0)] * new + _lines(result, console.width):
+                    console.print(line)
+
+        results = run(chosen, full=full, told=told)
     if as_json:
-        results = run(chosen, full=full)
         typer.echo(json.dumps([one.to_dict() for one in results], ensure_ascii=False, allow_nan=False, indent=1))
     else:
-        columns = (TextColumn("{task.completed} of {task.total}"), BarColumn(), TextColumn("{task.description}"))
-        with Progress(*columns, console=console, transient=True) as progress:
-            bar = progress.add_task(chosen[0].id if chosen else "", total=len(chosen))
-
-            def told(result: Result) -> None:
-                after = chosen.index(result.claim) + 1
-                progress.update(bar, advance=1, description=chosen[after].id if after < len(chosen) else "")
-                for line in _lines(result, console.width):
-                    progress.console.print(line)
-
-            results = run(chosen, full=full, told=told)
+        console.print()
         console.print(_summary(results))
     _write(results, report, markdown)
     if not all(one.as_recorded for one in results):
         raise typer.Exit(1)
+
+
+def _part(name: str) -> str:
+    return next(part for part, names in PARTS.items() if name in names)
+
+
+def _heading(name: str, *, first: bool) -> list[Text]:
+    """The name of the ledger's part, after an empty line unless it is the first."""
+    return [*([] if first else [Text()]), Text(_part(name), style="bold")]
 
 
 def _lines(result: Result, width: int) -> list[Text]:

@@ -126,8 +126,8 @@ CLAIM = Claim(
     sources=("000",),
     statement="K² heads, each of which puts all its weight on the pixel at one offset of a K × K kernel, compute the "
     "convolution whose matrix at that offset is the head's value matrix.",
-    formula=r"\sum_{h=1}^{K^2} \sum_k A^{(h)}_{qk} Z_k W_v^{(h)} + b = \sum_{\Delta} Z_{q+\Delta} W_\Delta + b, \qquad "
-    r"W_\Delta = W_v^{(f^{-1}(\Delta))}",
+    formula=r"\sum_{h=1}^{K^2} \sum_k A^{(h)}_{qk} Z_k W_v^{(h)} + b \allowbreak = "
+    r"\sum_{\Delta} Z_{q+\Delta} W_\Delta + b, \qquad W_\Delta = W_v^{(f^{-1}(\Delta))}",
     refuted="An output, or a gradient, that differs from the convolution's by more than rounding in float64.",
     control="One head a pixel beside its offset; and zero padding without keys that stand for the padding.",
     verdict=HOLDS,

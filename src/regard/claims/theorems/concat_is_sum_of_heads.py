@@ -84,7 +84,7 @@ CLAIM = Claim(
     sources=("000", "002"),
     statement="Concatenating the heads and multiplying by W_O is summing the heads, each multiplied by its own block "
     "of rows of W_O; so W_v and W_O of a head act as one matrix, which 000 calls W_v.",
-    formula=r"[H_1, \dots, H_{N_h}] \, W_O = \sum_{h=1}^{N_h} H_h W_O^{(h)} = "
+    formula=r"[H_1, \dots, H_{N_h}] \, W_O \allowbreak = \sum_{h=1}^{N_h} H_h W_O^{(h)} \allowbreak = "
     r"\sum_{h=1}^{N_h} (A_h X) \, W_v^{(h)} W_O^{(h)}",
     refuted="A layer whose output is not the sum over its heads and the bias, once.",
     control="Each head multiplied by the rows of its neighbour.",

@@ -68,13 +68,13 @@ def _look(found: Evidence, name: str, record: Evolution) -> None:
     """One training: the order in time, the order in depth, and what was drawn."""
     local, content = arrived(record, LOCAL), arrived(record, CONTENT)
     gap = [a - b for a, b in zip(by_layer(record, "content score"), by_layer(record, "convolution score"), strict=True)]
-    _in_time(found, name, record, local, content)
     found.condition(
         f"{name}: in depth, local heads are below and content heads above",
         apart(local, content),
         f"by depth it holds: {len(local)} local heads in layers {_layers(local)}, {len(content)} content heads in "
         f"{_layers(content)}",
     )
+    _in_time(found, name, record, local, content)
     least = float(record.value("spread")[0].min())
     found.condition(f"{name}: all heads are diffuse at step 0", least > 0.9, f"H/ln(keys) is {least:.2f} or more")
     ends = [float(one[-1]) for one in gap]
@@ -106,6 +106,12 @@ def _in_time(found: Evidence, name: str, record: Evolution, local: list[Arrival]
         rises[0] < rises[1],
         f"{name}: convolution is half risen at step {rises[0]}, content at step {rises[1]}",
     )
+    at = [record.steps.index(step) if step >= 0 else -9 for step in firsts]
+    found.condition(
+        f"{name}: in time the first heads of both kinds arise together, within a record of each other",
+        min(at) > 0 and abs(at[0] - at[1]) <= 1,
+        f"{name}: step {firsts[0]} and step {firsts[1]}, records {at[0]} and {at[1]} of {len(record.steps) - 1}",
+    )
     averaging = [float(sum("averaging" in one for one in step)) for step in record.labels]
     found.written(
         f"{name}: some heads learn to average",
@@ -130,7 +136,7 @@ CLAIM = Claim(
     control="The same layers at step 0, and the opposite order of layers.",
     verdict=HOLDS_IF,
     correction="Early and late must mean depth, not training time. Heads are diffuse at step 0; at the end local heads "
-    "are in the lower layers and content heads in the last one. In time the two arise together, content heads not "
-    "later. Averaging is not learned: it is how heads begin, and what they leave.",
+    "are in the lower layers and content heads in the last one. In time the first of both kinds arise together, within "
+    "a record of each other and in either order. Averaging is not learned: it is how heads begin, and what they leave.",
     check=check,
 )

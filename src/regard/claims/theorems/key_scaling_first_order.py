@@ -115,7 +115,7 @@ CLAIM = Claim(
     statement="Scaling key i by α changes H, to first order, by the derivative of softmax_β with respect to the score "
     "k_iᵀq, times the change of that score, (α − 1)k_iᵀq, times the values.",
     formula=r"\Delta H \approx \frac{\partial \operatorname{softmax}_{\beta}(K^\top q)}{\partial (k_i^\top q)} "
-    r"(\alpha - 1)\, k_i^\top q \, V = \beta a_i (\alpha - 1)\, k_i^\top q \, (v_i - H)",
+    r"(\alpha - 1)\, k_i^\top q \, V \allowbreak = \beta a_i (\alpha - 1)\, k_i^\top q \, (v_i - H)",
     refuted="An error of the formula that does not shrink as (α − 1)² when α nears 1.",
     control="The derivative without the factor β, and an α far from 1, asked the same.",
     verdict=HOLDS,

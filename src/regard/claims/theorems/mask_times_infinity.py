@@ -12,9 +12,9 @@ from regard.claims.claim import FAILS, Claim, Evidence
 from regard.masks import Causal
 
 
-def as_written(scores: Tensor, hidden: Tensor) -> Tensor:
-    """The pseudocode: ``softmax(scores + mask × (−∞))``, with mask 1 where hidden."""
-    return (scores + hidden.to(scores) * -torch.inf).softmax(-1)
+def as_written(scores: Tensor, mask: Tensor) -> Tensor:
+    """The pseudocode: ``softmax(scores + mask × (−∞))``."""
+    return (scores + mask * -torch.inf).softmax(-1)
 
 
 def filled(scores: Tensor, hidden: Tensor) -> Tensor:
@@ -38,19 +38,19 @@ def check(
     eye = torch.eye(n, dtype=torch.float64).view(1, 1, n, n)
     wanted = attention(q, k, eye, mask=Causal(), scale=0.5)[0, 0]
 
-    weights = masked(scores, hidden)
+    weights = masked(scores, hidden.to(scores))
     lost = int(weights.isnan().sum())
     found.written(
-        "scores + mask × (−∞) gives the causal weights",
+        "a mask of 1 where hidden and 0 elsewhere gives the causal weights",
         bool(torch.allclose(weights, wanted)),
         f"{lost} of {n * n} weights are NaN: 0 × (−∞)",
     )
     own = torch.where(hidden, -torch.inf, 0.0).to(scores)  # the document builds this mask first, then multiplies
-    doubled = scores + own * -torch.inf
+    raised = int((own * -torch.inf == torch.inf).sum())
     found.written(
-        "with the document's own mask of −∞ and 0 hidden scores are −∞",
-        bool((doubled[hidden] == -torch.inf).all()),
-        "(−∞) × (−∞) = +∞: what should be hidden gets the largest score",
+        "the document's own mask, −∞ where hidden and 0 elsewhere, gives the causal weights",
+        bool(torch.allclose(masked(scores, own), wanted)),
+        f"(−∞) × (−∞) = +∞: all {raised} scores that should be hidden become the largest",
     )
     good = corrected(scores, hidden)
     far = float((good - wanted).abs().max())
@@ -62,14 +62,23 @@ def check(
     found.control(
         "nothing hidden gives the causal weights", bool(torch.allclose(corrected(scores, hidden & False), wanted))
     )
+    _draw(found, scores, hidden, wanted)
     found.numbers |= {"weights": n * n, "NaN as written": lost, "largest error corrected": far}
     return found
+
+
+def _draw(found: Evidence, scores: Tensor, hidden: Tensor, wanted: Tensor) -> None:
+    """Any finite number in the place of ∞ leaves something of what is hidden, until it is lost to rounding."""
+    sizes = [float(step) for step in range(0, 41, 2)]
+    leaks = [float(((scores - size * hidden).softmax(-1) - wanted).abs().max()) for size in sizes]
+    lines = {"mask × (−B)": (sizes, leaks)}
+    found.draw("distance to the causal weights with B for ∞", lines, x="B", y="largest difference", log="y")
 
 
 CLAIM = Claim(
     id="mask-times-infinity",
     sources=("001",),
-    statement="A mask of 0 and 1 is applied as scores + mask × (−∞).",
+    statement="A mask is applied as scores + mask × (−∞), with −∞ in the mask where a key is hidden and 0 elsewhere.",
     formula=r"\operatorname{softmax}\left(S + M \times (-\infty)\right)",
     refuted="A weight that is not a number, or a hidden key with a weight above 0.",
     control="The corrected form with nothing hidden.",

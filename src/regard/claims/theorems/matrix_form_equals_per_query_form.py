@@ -87,7 +87,7 @@ CLAIM = Claim(
     id="matrix-form-equals-per-query-form",
     sources=("000", "001"),
     statement="Row i of the matrix formula is the sum of values weighted by the softmax of query i's scaled scores.",
-    formula=r"\left(\operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V\right)_{i} = "
+    formula=r"\left(\operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V\right)_{i} \allowbreak = "
     r"\sum_{j=1}^{n} \frac{\exp(q_i^\top k_j / \sqrt{d_k})}{\sum_{l=1}^{n} \exp(q_i^\top k_l / \sqrt{d_k})} \, v_j",
     refuted="A query whose row of the matrix formula is not its own sum.",
     control="The sums without the scale, as 000 prints one weight beside its scaled matrix form.",

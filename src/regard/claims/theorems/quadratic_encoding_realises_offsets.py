@@ -122,7 +122,7 @@ CLAIM = Claim(
     "as α grows, which is what makes a head one tap of a convolution.",
     formula=r"\lim_{\alpha \to \infty} "
     r"\operatorname{softmax}_k\left(-\alpha \lVert \delta_{qk} - \Delta \rVert^2\right)"
-    r" = 1[\, k = q + \Delta \,]",
+    r" \allowbreak = 1[\, k = q + \Delta \,]",
     refuted="A query at which the weights do not tend to the pixel at the offset Δ.",
     control="An offset of half a pixel, asked for one-hot weights: two pixels are equally near.",
     verdict=HOLDS_IF,

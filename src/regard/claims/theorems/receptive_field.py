@@ -98,11 +98,12 @@ def check(
         found.condition(f"{of}, offsets that never meet: {heads + 1}^n positions", sizes(far) == wanted, said)
         total = [float(row.sum()) for row in near[heads]]
         found.condition(f"{of}: there are always {heads + 1}^n paths", total == wanted, f"{total[-1]:g} paths")
-        lines |= {f"{heads}: offsets that never meet": (range(1, deep + 1), sizes(far))}
-        lines |= {f"{heads}: 1 … {heads} back": (range(1, deep + 1), sizes(near[heads]))}
+        who, back = f"{heads} head{'s' * (heads > 1)}", f"1{f' … {heads}' * (heads > 1)} back"
+        lines |= {f"{who}, offsets that never meet": (range(1, deep + 1), sizes(far))}
+        lines |= {f"{who}, looking {back}": (range(1, deep + 1), sizes(near[heads]))}
         found.numbers |= {f"{of}, near": sizes(near[heads])[-1], f"{of}, far": sizes(far)[-1]}
     ask_rest(found, layers, samples, draw, attend, join)
-    found.draw("positions that reach the last one, by heads", lines, x="layers", y="positions", log="y")
+    found.draw("positions that reach the last one", lines, x="layers", y="positions", log="y")
     return found
 
 

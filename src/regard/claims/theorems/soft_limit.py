@@ -65,7 +65,8 @@ CLAIM = Claim(
     id="soft-limit",
     sources=("002",),
     statement="As β goes to 0 all weights become equal, and every output becomes the plain average of the values.",
-    formula=r"\lim_{\beta \to 0} \sum_{j=1}^{n} \operatorname{softmax}(\beta s)_j v_j = \frac{1}{n} \sum_{j=1}^{n} v_j",
+    formula=r"\lim_{\beta \to 0} \sum_{j=1}^{n} \operatorname{softmax}(\beta s)_j v_j "
+    r"\allowbreak = \frac{1}{n} \sum_{j=1}^{n} v_j",
     refuted="An output that keeps a distance from the mean of the values as β falls, or one that differs at β = 0.",
     control="β = 1/√d, asked whether the outputs are the mean.",
     verdict=HOLDS,

@@ -67,7 +67,7 @@ def ask_layers(found: Evidence, n: int, batch: int, seed: int, layer: Any) -> No
         whole > 1,
         f"mean squared gradient {whole:.3g} times the scaled layer's",
     )
-    found.numbers |= {"squared gradient of a query, unscaled over scaled: median": middle, "mean": whole}
+    found.numbers |= {"median squared gradient, unscaled over scaled": middle, "mean squared gradient, same": whole}
 
 
 def many_keys(sizes: tuple[int, ...], seed: int, attend: Any) -> list[float]:

@@ -98,8 +98,8 @@ CLAIM = Claim(
     sources=("002",),
     statement="A vision transformer's patches, cut from the image and each mapped by one matrix, are a convolution "
     "whose kernel and stride are the patch (in the sense of deep learning, with a kernel that is not turned round).",
-    formula=r"x_{r,c} = E \operatorname{vec}\left(I_{rP:(r+1)P,\; cP:(c+1)P}\right) + b = (W * I)_{rP,\,cP} + b, "
-    r"\qquad E = \operatorname{vec}(W)",
+    formula=r"x_{r,c} = E \operatorname{vec}\left(I_{rP:(r+1)P,\; cP:(c+1)P}\right) + b \allowbreak "
+    r"= (W * I)_{rP,\,cP} + b, \qquad E = \operatorname{vec}(W)",
     refuted="An image and a kernel for which the two differ by more than rounding.",
     control="The kernel turned round, and patches read column by column, asked whether they agree.",
     verdict=HOLDS,
