@@ -1,0 +1,63 @@
+"""A claim's check, run for the lab with some of its numbers changed."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+
+from regard.claims import claim as claim_of
+
+__all__ = ["LIMIT", "claim"]
+
+LIMIT = 120.0  # seconds that one check may take
+GRACE = 20.0  # seconds more, after which the process ends whatever holds it
+
+
+def claim(args: dict[str, Any], progress: Callable[..., None]) -> dict[str, Any]:
+    """``Result.to_dict()`` of ``args["id"]`` with ``args["parameters"]``; what is no number is None."""
+    one = claim_of(args["id"])
+    progress(0, None, "checking")
+    with _limited(args.get("limit", LIMIT)), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # as ``regard.claims.run`` does
+        result = one.run(**args["parameters"])
+    told = result.to_dict()
+    told["given"] = {**one.parameters, **args["parameters"]}
+    found: dict[str, Any] = _plain(told)
+    return found
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """An error after so many seconds; and an end to the process where something does not let the error through."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise RuntimeError(f"this takes longer than {seconds:g} s, which is all that a check gets here; turn it down")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    last = threading.Timer(seconds + GRACE, os._exit, (1,))
+    last.daemon = True
+    last.start()
+    try:
+        yield
+    finally:
+        last.cancel()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _plain(x: Any) -> Any:
+    """JSON has no infinity and no NaN."""
+    if isinstance(x, dict):
+        return {str(name): _plain(value) for name, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [_plain(value) for value in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
