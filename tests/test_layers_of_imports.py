@@ -35,8 +35,8 @@ LAYERS = (
     "training",
     "convolution",
     "claims",
-    "cli",
     "lab",
+    "cli",
     "__main__",
 )
 # Beyond the order: what a layer may not reach, neither itself nor through what it imports.
