@@ -172,6 +172,28 @@ def test_observables_equal_the_references(case: Case, name: str, data) -> None:
                 assert torch.allclose(there, theirs.top, atol=2e-4)
 
 
+@given(CASES.filter(lambda c: c.choice["values"] != "large"), st.sampled_from(SETS), st.data())
+@settings(max_examples=150)
+def test_tiles_are_the_references(case: Case, name: str, data) -> None:
+    """Any run of rows and keys, pooled to any size, from the rows' sums."""
+    q, k, v = (x.float() for x in (case.q, case.k, case.v))
+    _, seen = regard.attention(q, k, v, observe=Observe(keep=True), **(case.options | {"dropout": 0.0}))
+    if not q.numel() or not seen.counted.shape[0]:
+        return
+    head, batch = data.draw(st.integers(0, q.shape[-3] - 1)), data.draw(st.integers(0, seen.counted.shape[0] - 1))
+    places = []
+    for size in (seen.n, seen.m):
+        begin = data.draw(st.integers(0, max(0, size - 1)))
+        places.append(slice(begin, data.draw(st.integers(begin, size))))
+    side = data.draw(st.sampled_from([1, 2, 5, 64]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "instruction_set", lambda: name)
+        ours = seen.tile(head, *places, side, batch=batch)
+        patch.setattr(native, "refusal", lambda q: "not here")
+        theirs = seen.tile(head, *places, side, batch=batch)
+    assert ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=2e-4, atol=2e-4, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_threads_do_not_change_a_bit(isa: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)

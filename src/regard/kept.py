@@ -32,8 +32,8 @@ class KeptCall:
     """One call's ``q [B, H, n, d]``, ``k [B, G, m, d]`` and options.
 
     q and k are the caller's, not copies: to change them in place changes what is computed here later. The rows' sums
-    are computed again, over all keys of the rows asked for, in the reference's arithmetic whatever kernel made the
-    output: weights add up to 1.
+    are computed again, over all keys of the rows asked for: for weights in the reference's arithmetic, whatever kernel
+    made the output, for tiles by the native kernel where it can. Either way rows add up to 1.
     """
 
     q: Tensor
