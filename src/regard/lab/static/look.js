@@ -47,7 +47,8 @@ export async function open(root, state) {
     const known = view.workspace.recordings;
     if (!known.some((one) => one.id === view.recording)) {
       if (view.recording) note("This recording is not open any more.");
-      view.change({ recording: known.at(-1)?.id ?? "", place: null, head: null });
+      // An address that names a head and no recording means the newest's.
+      view.change({ recording: known.at(-1)?.id ?? "", ...(view.recording ? { place: null, head: null } : {}) });
     }
     const { recording } = view;
     if (!recording) {

@@ -17,7 +17,7 @@ export function makeAttend(view) {
     return typeof hovered === "number" && hovered < total ? hovered : locked(view, which());
   }
 
-  // A first token to ask about: the last, which has seen the most.
+  // A first token to ask about: the last, which has seen the most. null where it had to be set.
   function ready() {
     const place = placeOf(view);
     if (!place || !place.kept || view.head === null) return false;
@@ -25,16 +25,19 @@ export function makeAttend(view) {
     for (const [name, total] of [["row", place.n], ["key", place.m]]) {
       if (typeof view[name] === "number" && view[name] >= total) fix[name] = null;
     }
-    if ((fix[which()] ?? view[which()]) === null || fix[which()] === null) {
+    if (view[which()] === null || fix[which()] === null) {
       fix[which()] = view.direction === "from" ? place.n - 1 : 0;
     }
-    view.change(fix);
-    return true;
+    if (!Object.keys(fix).length) return true;
+    view.change(fix); // which asks again
+    return null;
   }
 
   async function ask() {
     asking?.abort();
-    if (!ready()) return view.change({ weights: null });
+    const fine = ready();
+    if (fine === null) return;
+    if (!fine) return view.change({ weights: null });
     const here = at();
     if (here === null) return view.change({ weights: null });
     const { signal } = (asking = new AbortController());

@@ -1,5 +1,6 @@
 // Files: the map as it is seen (PNG, SVG), the heads' numbers (CSV), everything as one offline page (HTML).
 import { address } from "../api.js";
+import { colours } from "../colour.js";
 import { download, drawing, element, note } from "../dom.js";
 import { LEFT, TOP, step } from "./axes.js";
 
@@ -77,6 +78,12 @@ function svg(map, name) {
   download(`${name}.svg`, new Blob([text], { type: "image/svg+xml" }));
 }
 
+// As `paint` colours a weight.
+function colourOf(value, darkest) {
+  const pixel = colours()[Math.round(255 * Math.sqrt(Math.min(1, Math.max(0, value) / darkest)))];
+  return `rgb(${pixel & 255},${(pixel >> 8) & 255},${(pixel >> 16) & 255})`;
+}
+
 function cells(made, map, g, [i0, i1], [j0, j1]) {
   const clip = drawing("clipPath", { id: "plot" }, drawing("rect", { x: LEFT, y: TOP, width: g.width, height: g.height }));
   const group = drawing("g", { "clip-path": "url(#plot)", "shape-rendering": "crispEdges" });
@@ -85,10 +92,10 @@ function cells(made, map, g, [i0, i1], [j0, j1]) {
       const found = map.read({ row, key });
       const tile = map.source.get(0, key >> 8, row >> 8);
       if (!found || !tile) continue;
-      const pixels = map.source.picture(tile, 0, key >> 8, row >> 8).getContext("2d").getImageData(key & 255, row & 255, 1, 1).data;
+      const shown = map.source.rest?.(tile, 0, key >> 8, row >> 8)[(row & 255) * tile.cols + (key & 255)] ?? found.value;
       const rect = drawing("rect", {
         x: g.x(key).toFixed(2), y: g.y(row).toFixed(2), width: g.sx.toFixed(3), height: g.sy.toFixed(3),
-        fill: `rgb(${pixels[0]},${pixels[1]},${pixels[2]})`,
+        fill: colourOf(shown, map.source.darkest(0)),
       });
       const title = drawing("title");
       title.textContent = `${row} → ${key}: ${found.value}`;

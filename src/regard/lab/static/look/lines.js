@@ -60,7 +60,7 @@ export function makeLines(root, view) {
     const high = Math.max(...asked.values(), ...answered.values()) + STEP / 2 + 4;
     const svg = drawing("svg", { viewBox: `0 0 ${WIDE} ${high}`, role: "group", "aria-label": "lines between tokens" });
     const [x0, x1] = from ? [LEFT, RIGHT] : [RIGHT, LEFT];
-    const most = from ? 1 : values.reduce((a, b) => Math.max(a, b), 1e-9);
+    const most = values.reduce((a, b) => Math.max(a, b), 1e-9);
     let within = 0;
     for (const [i, y1] of answered) {
       const share = values[i] / most;
@@ -96,7 +96,7 @@ export function makeLines(root, view) {
       const is = view[side] === i;
       const label = drawing("text", {
         x, y: y + 4, "text-anchor": anchor, "data-at": i, "data-side": side, role: "button", tabindex: is && !weights ? 0 : -1,
-        class: ["word", is ? "locked" : "", weights ? (weights[i] > 0.05 ? "seen" : "") : "asks"].join(" "),
+        class: ["word", is ? "locked" : "", weights ? (weights[i] > 0.02 ? "seen" : "") : "asks"].join(" "),
         "aria-label": named(view.found, place, which, i),
       });
       reached ||= is;

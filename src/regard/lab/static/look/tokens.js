@@ -116,12 +116,11 @@ export function makeTokens(root, view) {
     box.classList.toggle("asking", Boolean(asked));
     if (!asked || asked.direction !== view.direction) return;
     add(blocks[asks()].get(asked.at), "asked");
-    let most = 1;
-    if (place.grid || view.direction === "to") most = asked.values.reduce((a, b) => Math.max(a, b), 1e-9);
+    // Shades compare the answers with each other: in a long text the strongest may have little of the whole.
+    const most = asked.values.reduce((a, b) => Math.max(a, b), 1e-9);
     for (const [i, one] of blocks[answers()]) {
       const weight = asked.values[i];
       if (!(weight > 0.0002 * most)) continue;
-      // Over a picture shades compare patches with each other: a single patch seldom has much of the whole.
       one.style.setProperty("--weight", Math.min(1, Math.sqrt(weight / most)).toFixed(3));
       one.title = `${named(view.found, place, answers(), i)}: ${weight.toPrecision(4)}`;
       if (weight / most > (isDark() ? 0.45 : 0.6) && !place.grid) one.classList.add("strong");
@@ -134,6 +133,14 @@ export function makeTokens(root, view) {
     const here = lockedToken();
     const place = placeOf(view);
     if (place && here !== null && (here < start || here >= start + PAGE)) start = Math.max(0, here - PAGE / 2);
+  }
+
+  // And within the part of it that is seen; the page itself does not scroll.
+  function reveal() {
+    const one = blocks[asks()].get(lockedToken());
+    if (root.hidden || !one) return;
+    const [here, frame] = [one.getBoundingClientRect(), box.getBoundingClientRect()];
+    if (here.top < frame.top || here.bottom > frame.bottom) box.scrollTop += here.top - frame.top - box.clientHeight / 2;
   }
 
   const find = (event, side) => {
@@ -170,8 +177,8 @@ export function makeTokens(root, view) {
     else return;
     event.preventDefault();
   });
-  view.on("found place direction reading recording", () => { follow(); build(); });
-  view.on("row key", () => { follow(); build(); shade(); });
+  view.on("found place direction reading recording", () => { follow(); build(); reveal(); });
+  view.on("row key", () => { follow(); build(); shade(); reveal(); });
   view.on("weights hide", shade);
   const stop = onTheme(shade);
   follow();
