@@ -8,12 +8,12 @@ from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
-from latex2mathml.converter import convert
 from msgspec import Meta
 
 from regard.claims.claim import Claim
 from regard.claims.ledger import IDS, PARTS, ledger
 from regard.claims.ledger import claim as claim_of
+from regard.claims.typeset import formula, text, title
 from regard.lab.endpoints import Asked, Endpoints, Gone
 from regard.lab.lab import Lab
 
@@ -46,7 +46,7 @@ class Run(Asked, frozen=True):
 
 @ENDPOINTS.get("/api/claims/ledger")
 def read_ledger(lab: Lab, asked: Any) -> dict[str, Any]:
-    """Every claim of the theory: statement, formula (MathML), sources, recorded verdict, and what can be turned."""
+    """Every claim of the theory: statement and formula (HTML, MathML), sources, verdict, and what can be turned."""
     return {"claims": _ledger(), "parts": {part: list(names) for part, names in PARTS.items()}}
 
 
@@ -130,8 +130,11 @@ def _ledger() -> list[dict[str, Any]]:
     return [
         {
             **{"id": one.id, "part": part_of[one.id], "sources": list(one.sources), "statement": one.statement},
-            **{"formula": convert(one.formula, display="block"), "latex": one.formula, "verdict": one.verdict},
-            **{"correction": one.correction, "refuted": one.refuted, "control": one.control},
+            **{"latex": one.formula, "verdict": one.verdict, "correction": one.correction, "title": title(one.id)},
+            "typeset": {
+                **{name: text(getattr(one, name)) for name in ("statement", "correction", "refuted", "control")},
+                "formula": formula(one.formula),
+            },
             "parameters": [
                 {"name": name, "value": value, "values": _values(name, value)} for name, value in one.parameters.items()
             ],

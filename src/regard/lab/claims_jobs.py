@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from regard.claims import claim as claim_of
+from regard.claims.typeset import text
 
 __all__ = ["LIMIT", "claim"]
 
@@ -22,7 +23,7 @@ GRACE = 20.0  # seconds more, after which the process ends whatever holds it
 
 
 def claim(args: dict[str, Any], progress: Callable[..., None]) -> dict[str, Any]:
-    """``Result.to_dict()`` of ``args["id"]`` with ``args["parameters"]``; what is no number is None."""
+    """``Result.to_dict()`` of a claim with some numbers changed, findings typeset; what is no number is None."""
     one = claim_of(args["id"])
     progress(0, None, "checking")
     with _limited(args.get("limit", LIMIT)), torch.random.fork_rng(devices=[]):
@@ -30,6 +31,8 @@ def claim(args: dict[str, Any], progress: Callable[..., None]) -> dict[str, Any]
         result = one.run(**args["parameters"])
     told = result.to_dict()
     told["given"] = {**one.parameters, **args["parameters"]}
+    typeset = [{"asked": text(x.asked), "said": text(x.said)} for x in result.evidence.findings]
+    told["findings"] = [{**x, "typeset": y} for x, y in zip(told["findings"], typeset, strict=True)]
     found: dict[str, Any] = _plain(told)
     return found
 

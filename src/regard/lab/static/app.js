@@ -31,8 +31,10 @@ function links() {
 async function show() {
   const name = Object.hasOwn(ROOMS, state.get("room")) ? state.get("room") : "look";
   for (const link of document.querySelectorAll("#rooms a")) {
-    if (link.dataset.room === name) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.dataset.room === name) {
+      link.setAttribute("aria-current", "page");
+      link.scrollIntoView({ block: "nearest", inline: "nearest" }); // on a narrow screen the rooms are a strip
+    } else link.removeAttribute("aria-current");
   }
   if (name === shown) return;
   leave?.();
