@@ -100,9 +100,7 @@ def test_every_formula_can_be_typeset(name: str) -> None:
     one = claim(name)
     assert "\\" not in formula(one.formula), one.formula
     for words in (one.statement, one.refuted, one.control, *([one.correction] if one.correction else [])):
-        assert words.endswith(".") and re.match(r"[^a-z]|[a-z] ", words), (
-            words
-        )  # it may begin with a symbol
+        assert words.endswith(".") and re.match(r"[^a-z]|[a-z] ", words), words  # it may begin with a symbol
 
 
 def test_texts_are_set_with_indices_and_powers() -> None:
@@ -140,12 +138,24 @@ def test_the_command_prints_and_writes(monkeypatch: Patch, capsys: Captured, tmp
     assert max(map(len, lines)) <= 80
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
     assert "| [hard-limit](#hard-limit) | 000, 002 | holds if |" in (tmp_path / "c.md").read_text()
-    code, out, _ = command(monkeypatch, capsys, "claims", *chosen, "--json")
+    code, out, _ = command(monkeypatch, capsys, "claims", "--only", ",".join(QUICK), "--json")
     told = json.loads(out)
     assert code == 0 and [x["id"] for x in told] == ["hard-limit", "mask-times-infinity"]
     assert told[0]["parameters"] == {"n": 8, "gap": 0.5, "seed": 0}
     code, out, err = command(monkeypatch, capsys, "claims", "--only", "nothing")
     assert code == 2 and "there is no claim 'nothing'" in err[0]
+
+
+def test_threads_change_no_bit_and_stay_as_they_were() -> None:
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(run(ledger(["distance-cannot-see-direction"]))[0].to_dict() | {"seconds": 0})
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1]
 
 
 def test_another_verdict_ends_with_1(monkeypatch: Patch, capsys: Captured) -> None:

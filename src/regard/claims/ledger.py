@@ -119,11 +119,18 @@ def ledger(only: Iterable[str] = (), source: str | None = None) -> list[Claim]:
 def run(
     claims: Sequence[Claim], *, full: bool = False, told: Callable[[Result], None] = lambda result: None
 ) -> list[Result]:
-    """Each claim in turn; random states are as before afterwards, and every check seeds its own."""
-    results = []
-    for one in claims:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            results.append(one.run(full=full))
-        told(results[-1])
+    """Each claim in turn, on one thread: with more, sums are taken in another order and differ in their last bits.
+
+    Random states and threads are as before afterwards; every check seeds its own.
+    """
+    results, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for one in claims:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                results.append(one.run(full=full))
+            told(results[-1])
+    finally:
+        torch.set_num_threads(threads)
     return results

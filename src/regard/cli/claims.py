@@ -20,7 +20,9 @@ MARKS = {HOLDS: ("✓", "green"), HOLDS_IF: ("◐", "yellow"), FAILS: ("✗", "r
 
 
 def claims(
-    only: Annotated[list[str] | None, typer.Option(help="run this claim; may be given several times")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="run these claims: --only ID,ID or several times --only ID")
+    ] = None,
     source: Annotated[str | None, typer.Option(help="run the claims of one document: 000 … 004")] = None,
     full: Annotated[
         bool, typer.Option("--full", help="claims about training with real runs, three seeds each")
@@ -32,10 +34,10 @@ def claims(
     """Run the claims of the theory; exits with 1 where a verdict is not the recorded one.
 
     regard claims --source 002
-    regard claims --only hard-limit --only strided --json
+    regard claims --only hard-limit,strided --json
     regard claims --report claims.html
     """
-    chosen = ledger(only or (), source)
+    chosen = ledger([name.strip() for given in only or () for name in given.split(",")], source)
     console = Console(highlight=False, markup=False, stderr=as_json)  # JSON has standard output for itself
     columns = (TextColumn("{task.completed} of {task.total}"), BarColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
