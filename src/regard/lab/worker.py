@@ -20,7 +20,6 @@ JOBS = {
     "kinds": "regard.lab.look_jobs:kinds",
     "ablate": "regard.lab.look_jobs:ablate",
     "train": "regard.lab.evolve_jobs:train",
-    "convolve": "regard.lab.convolution_jobs:convolve",
     "claim": "regard.lab.claims_jobs:claim",
     "machine": "regard.lab.budget_jobs:machine",
 }
