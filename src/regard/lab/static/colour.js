@@ -9,7 +9,7 @@ const STOPS = {
 // Below 0, for differences: from the strongest minus to nothing.
 const MINUS = {
   light: ["#6b1d0a", "#b5461f", "#e08a5f", "#f2cbb5", "#f4f6fa"],
-  dark: ["#ffe3d3", "#f0a178", "#c4602f", "#6b3018", "#171b24"],
+  dark: ["#ffb184", "#f08c55", "#c4602f", "#6b3018", "#171b24"],
 };
 // Kinds of head; told apart by the colour-blind too, and always named beside the colour.
 export const KIND_COLOURS = {

@@ -26,7 +26,7 @@ export async function open(root, state) {
   const grid = part("section", "panel overview", "all heads");
   const ablate = part("section", "panel ablate", "ablation");
   const head = part("section", "head-line", "picked head");
-  const scores = part("div", "panel scores bar", "how scores are made");
+  const scores = part("section", "panel scores bar", "how scores are made");
   const maps = part("section", "map-part", "map of weights");
   const why = part("section", "panel why", "why this number");
   const reading = part("section", "panel reading", "weights on the text");

@@ -6,7 +6,7 @@ import { headMap } from "./numbers.js";
 import { indexOf } from "./view.js";
 import { headName } from "./words.js";
 
-const MEANINGS = {
+export const MEANINGS = {
   sink: "gives its weight to the first token and to special tokens", previous: "looks at the token before",
   positional: "looks at one fixed offset", convolution: "its weights go by offset alone",
   averaging: "looks at everything alike", induction: "looks at what followed this token before",
@@ -22,8 +22,6 @@ export function kindOf(found, path, head) {
 export function kindColour(kind) {
   return KIND_COLOURS[kind] ?? "var(--rule)";
 }
-
-export { MEANINGS };
 
 export function makeGrid(root, view) {
   const legend = element("div", { className: "legend", role: "group", "aria-label": "show only heads of a kind" });

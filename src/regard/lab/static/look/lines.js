@@ -8,7 +8,7 @@ const WINDOW = 60; // tokens of a column
 const BEYOND = 8; // strongest answers that are shown though they lie outside the window
 const STEP = 14; // pixels of a token
 const LEAST = 0.004; // weights below this draw nothing
-const [WIDE, LEFT, RIGHT] = [560, 200, 360];
+const WIDEST = 560;
 
 export function makeLines(root, view) {
   const about = element("p", { className: "quiet" });
@@ -57,9 +57,11 @@ export function makeLines(root, view) {
   function draw(place, asking, answering, { at: here, values }) {
     const from = view.direction === "from";
     const [asked, answered] = [heights(asking), heights(answering)];
+    const wide = Math.min(WIDEST, box.clientWidth || WIDEST); // so that words keep their size on a small screen
+    const [left, right] = [wide * 0.36, wide * 0.64];
     const high = Math.max(...asked.values(), ...answered.values()) + STEP / 2 + 4;
-    const svg = drawing("svg", { viewBox: `0 0 ${WIDE} ${high}`, role: "group", "aria-label": "lines between tokens" });
-    const [x0, x1] = from ? [LEFT, RIGHT] : [RIGHT, LEFT];
+    const svg = drawing("svg", { viewBox: `0 0 ${wide} ${high}`, role: "group", "aria-label": "lines between tokens" });
+    const [x0, x1] = from ? [left, right] : [right, left];
     const most = values.reduce((a, b) => Math.max(a, b), 1e-9);
     let within = 0;
     for (const [i, y1] of answered) {
@@ -77,8 +79,8 @@ export function makeLines(root, view) {
       line.append(title);
       svg.append(line);
     }
-    column(svg, place, "queries", from ? asked : answered, from ? null : values);
-    column(svg, place, "keys", from ? answered : asked, from ? values : null);
+    column(svg, place, "queries", from ? asked : answered, from ? null : values, left - 6);
+    column(svg, place, "keys", from ? answered : asked, from ? values : null, right + 6);
     box.replaceChildren(svg);
     const total = values.reduce((a, b) => a + b, 0);
     const outside = total > 0 ? 1 - within / total : 0;
@@ -87,9 +89,9 @@ export function makeLines(root, view) {
   }
 
   // `weights`: of a column that answers.
-  function column(svg, place, which, standing, weights) {
+  function column(svg, place, which, standing, weights, x) {
     const side = which === "queries" ? "row" : "key";
-    const [x, anchor] = which === "queries" ? [LEFT - 6, "end"] : [RIGHT + 6, "start"];
+    const anchor = which === "queries" ? "end" : "start";
     let reached = false;
     for (const [i, y] of standing) {
       const shown = word(view.found, place, which, i) || String(i);
@@ -130,5 +132,7 @@ export function makeLines(root, view) {
   });
   box.addEventListener("mouseleave", () => view.change({ hover: null }));
   view.on("found place direction reading recording row key weights", show);
+  addEventListener("resize", show);
   show();
+  return () => removeEventListener("resize", show);
 }

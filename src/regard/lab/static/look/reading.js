@@ -58,8 +58,8 @@ export function makeReading(root, view) {
   }
 
   const stop = makeTokens(text, view);
-  makeLines(lines, view);
+  const stopLines = makeLines(lines, view);
   view.on("weights found place row key", show);
   show();
-  return stop;
+  return () => { stop(); stopLines(); };
 }

@@ -57,7 +57,6 @@ async function load(one) {
 export class Tiles {
   constructor(fields, levels, { changed, failed }) {
     Object.assign(this, { fields, levels, n: levels.n, m: levels.m, top: levels.top, changed });
-    this.signed = false;
     this.base = JSON.stringify(fields);
     this.broken = new Set();
     this.tell = failed;
@@ -139,7 +138,7 @@ export class Difference {
   constructor(a, b, handlers) {
     this.a = new Tiles(a.fields, a.levels, handlers);
     this.b = new Tiles(b.fields, b.levels, handlers);
-    Object.assign(this, { n: b.n, m: b.m, top: b.top, signed: true });
+    Object.assign(this, { n: b.n, m: b.m, top: b.top });
     this.made = new WeakMap(); // of B's tile; both are given back together
   }
 
@@ -183,7 +182,7 @@ export class Pooled {
   constructor(place, index, hide) {
     const { values, rows, width, darkest } = headMap(place, index, hide);
     this.tile = { values, rows, cols: width };
-    Object.assign(this, { n: rows, m: width, top: 0, signed: false, pooled: true, most: darkest });
+    Object.assign(this, { n: rows, m: width, top: 0, pooled: true, most: darkest });
     this.totals = [place.n ?? rows, place.m ?? width];
   }
 
