@@ -492,3 +492,11 @@ def test_a_recording_that_is_gone(lab_page: Any) -> None:
     ready(tab)
     expect(tab.locator("#notes")).to_contain_text("not open")
     assert fields(tab)["recording"] != "nothing"
+    # To another room and back: each has its own address.
+    tab.locator(".token[data-at='20']").click()
+    says(tab, row="20")
+    tab.locator("#rooms a[data-room=budget]").click()
+    says(tab, room="budget", row="", recording="")
+    tab.go_back()
+    ready(tab)
+    says(tab, row="20")

@@ -47,7 +47,9 @@ async function show() {
   const module = await import(`./${name}.js`);
   if (shown !== name) return;
   root.replaceChildren();
-  leave = (await module.open(root, state)) ?? null;
+  const left = (await module.open(root, state)) ?? null;
+  if (shown === name) leave = left;
+  else left?.(); // another room was opened meanwhile
 }
 
 const theme = document.getElementById("theme");

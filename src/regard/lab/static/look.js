@@ -17,7 +17,7 @@ import { makeWhy } from "./look/why.js";
 const named = new Map(); // model → its heads' kinds, for recordings that were asked for before they were known
 
 export async function open(root, state) {
-  const view = makeView(state);
+  const view = makeView(state, () => root.contains(input));
   view.workspace = { models: [], recordings: [], runs: [] };
   const gone = new AbortController();
   view.gone = gone.signal;
@@ -96,7 +96,7 @@ export async function open(root, state) {
     if (event.key === "Escape" && !typing && view.lock) view.lock(null);
   }
 
-  await reload();
+  await reload().catch((error) => note(error.message, "error"));
   let last = view.recording;
   view.on("recording", () => {
     // Another text has other tokens; one that the address did not name is no other.

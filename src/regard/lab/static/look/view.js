@@ -28,7 +28,8 @@ const FIELDS = {
   at: [window_, { u: 0.5, v: 0.5, z: 1 }], pinned: [text, ""], ablated: [list, []], by: [text, "zero"], input: [flag, false],
 };
 
-export function makeView(state) {
+// `isHere`: whether the room is still open; the address of another is not written to.
+export function makeView(state, isHere) {
   const watchers = new Set();
   const view = { hover: null, found: null };
 
@@ -45,7 +46,7 @@ export function makeView(state) {
 
   function flush() {
     clearTimeout(timer);
-    if (Object.keys(waiting).length) state.set(waiting);
+    if (Object.keys(waiting).length && isHere()) state.set(waiting);
     waiting = {};
   }
 
