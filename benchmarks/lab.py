@@ -2,11 +2,11 @@
 
     python benchmarks/lab.py [PART …] [--tokens 32768] [--seconds 60] [--clients 50]
 
-``tiles``: one head's overview, then 200 random tiles, zoom levels drawn uniformly. ``grid``: 512 tokens of 16 heads,
-from a text to the grid. ``load``: clients that ask for tiles, rows, grids and wrong things at once; memory before and
-after.
-``start``: from the command to the address, the second time. All unless named. Each asserts that answers are right, and
-ends with an error where a bar that the project set itself is missed.
+``tiles``: one head's overview, then 200 random tiles, zoom levels drawn uniformly. ``tab``: what a browser's tab holds
+after zooming about in that map (needs chromium). ``grid``: 512 tokens of 16 heads, from a text to the grid. ``load``:
+clients that ask for tiles, rows, grids and wrong things at once; memory before and after. ``start``: from the command to
+the address, the second time. All unless named. Each asserts that answers are right, and ends with an error where a bar
+that the project set itself is missed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from regard.models import create, load
 from regard.watching.look import LOOK, look
 
 OVERVIEW, MEDIAN, LATE, GRID, START = 3.0, 0.060, 0.200, 1.5, 6.0  # seconds
+TAB = 500e6  # bytes
 
 
 def main() -> None:
@@ -99,6 +101,51 @@ def _check_tile(lab: Lab, name: str, address: str, head: str) -> None:
     shown = torch.from_numpy(numpy.frombuffer(data, "<f4").copy()).view(256, 256)
     there = lab.seen(name)[1].weights(0, slice(512, 768), slice(512, 768))
     torch.testing.assert_close(shown, there.float(), rtol=0, atol=1e-5)
+
+
+def _tab(given: argparse.Namespace) -> bool:
+    """Zoom in at random places and out again, 40 times, then ask the system what the page's process holds."""
+    from playwright.sync_api import sync_playwright
+
+    quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+    quiet += ["--disable-background-networking", "--disable-component-update"]
+    with tempfile.TemporaryDirectory() as state:
+        lab = Lab(Path(state))
+        name = _recorded(lab, given.tokens, models.bundled())
+        with serving(lab, port=0) as (address, _), sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=quiet)
+            page = browser.new_page(viewport={"width": 1280, "height": 900})
+            page.goto(f"{address}?room=look&recording={name}&place=1&head=0")
+            box = page.locator("canvas.map").first
+            box.wait_for(timeout=60_000)
+            chance, most = random.Random(0), 0
+            for _ in range(40):
+                where = box.bounding_box()
+                assert where is not None
+                across, down = (
+                    where["x"] + where["width"] * chance.random(),
+                    where["y"] + where["height"] * chance.random(),
+                )
+                page.mouse.move(across, down)
+                for step in [-400] * 8 + [400] * 8:
+                    page.mouse.wheel(0, step)
+                    page.wait_for_timeout(40)
+                most = max(most, _renderers())
+            browser.close()
+    print(f"the tab held {most / 2**20:.0f} MiB at most (at most {TAB / 2**20:.0f})")
+    return most <= TAB
+
+
+def _renderers() -> int:
+    """Bytes in memory of the largest of the browser's processes that draw pages."""
+    sizes = [0]
+    for process in Path("/proc").iterdir():
+        try:
+            if b"--type=renderer" in (process / "cmdline").read_bytes():
+                sizes.append(int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+        except OSError:
+            continue  # no process, or one that has ended
+    return max(sizes)
 
 
 def _grid(given: argparse.Namespace) -> bool:
@@ -222,7 +269,7 @@ def _posted(address: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-PARTS = {"tiles": _tiles, "grid": _grid, "load": _load, "start": _start}
+PARTS = {"tiles": _tiles, "tab": _tab, "grid": _grid, "load": _load, "start": _start}
 
 if __name__ == "__main__":
     main()
