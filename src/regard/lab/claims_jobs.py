@@ -15,11 +15,16 @@ import torch
 
 from regard.claims import claim as claim_of
 from regard.claims.typeset import text
+from regard.lab.worker import one_line
 
 __all__ = ["LIMIT", "claim"]
 
 LIMIT = 120.0  # seconds that one check may take
 GRACE = 20.0  # seconds more, after which the process ends whatever holds it
+
+
+class TooLong(RuntimeError):
+    """A check has had its time."""
 
 
 def claim(args: dict[str, Any], progress: Callable[..., None]) -> dict[str, Any]:
@@ -28,7 +33,14 @@ def claim(args: dict[str, Any], progress: Callable[..., None]) -> dict[str, Any]
     progress(0, None, "checking")
     with _limited(args.get("limit", LIMIT)), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # as ``regard.claims.run`` does
-        result = one.run(**args["parameters"])
+        try:
+            result = one.run(**args["parameters"])
+        except (ValueError, TooLong):
+            raise  # which say what is wrong
+        except (LookupError, RuntimeError, ArithmeticError, TypeError, AssertionError) as error:
+            raise ValueError(
+                f"the check cannot be made with these numbers ({one_line(error)}); turn one back"
+            ) from None
     told = result.to_dict()
     told["given"] = {**one.parameters, **args["parameters"]}
     typeset = [{"asked": text(x.asked), "said": text(x.said)} for x in result.evidence.findings]
@@ -42,7 +54,7 @@ def _limited(seconds: float) -> Iterator[None]:
     """An error after so many seconds; and an end to the process where something does not let the error through."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise RuntimeError(f"this takes longer than {seconds:g} s, which is all that a check gets here; turn it down")
+        raise TooLong(f"this takes longer than {seconds:g} s, which is all that a check gets here; turn it down")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -1,7 +1,7 @@
 // Running checks: one claim with other numbers as sliders turn, or all of them, one after the other.
 import { cancel, followed, post } from "../api.js";
 
-const LONG = 4000; // milliseconds after which a run is given up for the sake of the next
+const LONG = 4000; // milliseconds that a run which nobody waits for any more may go on: to end one costs a new process
 
 // Resolves to the result; `tell(job)` meanwhile. `signal` stops the job too.
 export async function run(claim, parameters, tell, signal) {
@@ -20,7 +20,14 @@ export async function run(claim, parameters, tell, signal) {
 
 // Runs the newest wish: while one runs, later ones wait, and only the last of them is run.
 export function runner({ began, told, done, failed }) {
-  let [wish, control, since] = [null, null, 0];
+  let [wish, control, since, timer] = [null, null, 0, 0];
+
+  // What runs is given up, once it has had its time.
+  function giveUp() {
+    const old = control;
+    clearTimeout(timer);
+    timer = setTimeout(() => { if (control === old) old?.abort(); }, Math.max(0, LONG - (performance.now() - since)));
+  }
 
   async function work() {
     while (wish) {
@@ -31,9 +38,9 @@ export function runner({ began, told, done, failed }) {
       began(mine);
       try {
         const result = await run(mine.claim, mine.parameters, told, control.signal);
-        if (!mine.dropped) done(mine, result, Boolean(wish));
+        done(mine, result, Boolean(wish));
       } catch (error) {
-        if (!mine.dropped && !wish) failed(mine, error);
+        if (!wish) failed(mine, error);
       }
       control = null;
     }
@@ -41,9 +48,14 @@ export function runner({ began, told, done, failed }) {
 
   return {
     ask(claim, parameters) {
-      wish = { claim, parameters, dropped: false };
-      if (!control) work();
-      else if (performance.now() - since > LONG) control.abort();
+      wish = { claim, parameters };
+      if (control) giveUp();
+      else work();
+    },
+    // Nobody looks any more.
+    leave() {
+      wish = null;
+      if (control) giveUp();
     },
     stop() {
       wish = null;

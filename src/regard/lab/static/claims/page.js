@@ -135,7 +135,7 @@ export function page(one, chosen, { back, changed, ran }) {
     box,
     leave() {
       left = true;
-      runs.stop();
+      runs.leave();
       for (const figure of plots.children) figure.drawn?.();
     },
   };
