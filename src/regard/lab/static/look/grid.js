@@ -13,6 +13,7 @@ export const MEANINGS = {
   duplicate: "looks at this token's earlier copies",
   content: "neither position nor average explains where it looks",
 };
+const MANY = 8; // heads of a layer beyond which there is no room to spare
 const LAZY = 300; // more heads than this are drawn as they come into view
 
 export function kindOf(found, path, head) {
@@ -146,6 +147,7 @@ export function makeGrid(root, view) {
   function layers(shown) {
     const across = [...new Set(view.found.places.flatMap((place) => place.heads))].sort((a, b) => a - b);
     box.style.setProperty("--across", across.length);
+    box.classList.toggle("many", across.length > MANY);
     box.append(element("span", { className: "place" }), ...across.map((x) => element("span", { className: "number", text: x })));
     for (const place of view.found.places) {
       const mine = shown.filter((one) => one.place === place);
