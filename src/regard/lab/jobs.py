@@ -24,7 +24,7 @@ __all__ = ["LANES", "Job", "Jobs"]
 LANES = {"look": "look", "kinds": "look", "ablate": "look", "train": "train"}
 QUEUED = 8  # jobs of a lane that may wait
 REMEMBERED = 100  # jobs that have ended and can still be asked about
-PATIENCE = 10.0  # seconds that a job which is asked to stop gets before its process is killed
+PATIENCE = 30.0  # seconds that a job which is asked to stop gets before its process is killed
 ENDED = ("done", "failed", "cancelled")
 
 

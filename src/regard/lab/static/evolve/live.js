@@ -15,6 +15,7 @@ export function live(changed) {
 
   async function stopped() {
     stop.disabled = true;
+    tell(job);
     try {
       await cancel(job);
     } catch (error) {
@@ -40,7 +41,7 @@ export function live(changed) {
     bar.hidden = false;
     if (now.of) [bar.max, bar.value] = [now.of, now.done];
     const step = now.of ? `step ${now.done.toLocaleString("en")} of ${now.of.toLocaleString("en")}` : "";
-    said.textContent = now.state === "queued" ? "waits for the run before it" : [step, now.said].filter(Boolean).join(" · ");
+    said.textContent = now.state === "queued" ? "waits for the run before it" : [step, now.said, stop.disabled && now.said !== "stopping" ? "stopping" : ""].filter(Boolean).join(" · ");
   }
 
   // What is new is asked for while the job goes on, one question at a time.
