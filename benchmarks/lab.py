@@ -4,8 +4,8 @@
 
 ``tiles``: one head's overview, then 200 random tiles, zoom levels drawn uniformly. ``tab``: what a browser's tab holds
 after zooming about in that map (needs chromium). ``grid``: 512 tokens of 16 heads, from a text to the grid. ``load``:
-clients that ask for tiles, rows, grids and wrong things at once; memory before and after. ``start``: from the command to
-the address, the second time. All unless named. Each asserts that answers are right, and ends with an error where a bar
+clients that ask for tiles, rows, grids and wrong things at once; memory before and after. ``start``: from command to
+address, the second time. All unless named. Each asserts that answers are right, and ends with an error where a bar
 that the project set itself is missed.
 """
 
