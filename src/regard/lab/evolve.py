@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import torch
@@ -10,12 +9,12 @@ from msgspec import Meta
 
 from regard.lab.endpoints import Asked, Bytes, Endpoints
 from regard.lab.evolve_runs import Growing, curves
+from regard.lab.evolve_tasks import OPTIONS, changed, offered
 from regard.lab.lab import Lab, Opened
 from regard.lab.work import Id
 from regard.training.evolution import Evolution
 from regard.training.folder import read_run
 from regard.training.offsets import offsets as offsets_of
-from regard.training.recipe import Recipe
 from regard.training.tasks import TASKS
 from regard.watching.kinds import KINDS
 from regard.watching.table import COLUMNS
@@ -26,8 +25,6 @@ ENDPOINTS = Endpoints()
 
 Step = Annotated[int, Meta(ge=0, le=2**53)]
 After = Annotated[int, Meta(ge=-1, le=2**53)]  # the last step that is known already; −1 none
-STEPS = (20, 50, 100, 200, 400, 600, 1000, 1600, 2500, 4000, 6000)  # that are offered
-RECORD = 0.15  # the share of the time for watching heads: more than a run's own, for here they are what is looked at
 
 
 class Run(Asked, frozen=True):
@@ -166,7 +163,7 @@ def offsets(lab: Lab, asked: Offsets) -> dict[str, Any]:
 @ENDPOINTS.get("/api/evolve/tasks")
 def tasks(lab: Lab, asked: Any) -> dict[str, Any]:
     """What can be trained, and what can be chosen."""
-    return {"tasks": _tasks()}
+    return {"tasks": offered()}
 
 
 @ENDPOINTS.post("/api/evolve/train", Train)
@@ -175,7 +172,8 @@ def train(lab: Lab, asked: Train) -> dict[str, Any]:
     if asked.task not in TASKS:
         raise ValueError(f"there is no task {asked.task!r}; there are {', '.join(TASKS)}")
     kind = TASKS[asked.task]
-    changes = _changes(kind.recipe, asked)
+    own = {name: getattr(asked, name) for name in OPTIONS}
+    changes = changed(kind.recipe, asked.seed, own)
     recipe = kind.recipe.changed(changes)
     kind(recipe)  # refuses what does not go together, before anything is made
     title = f"{asked.task}, {recipe.steps:,} steps, seed {recipe.seed}"
@@ -203,40 +201,6 @@ def _start(lab: Lab, one: Opened, changes: dict[str, Any]) -> dict[str, Any]:
     job = lab.jobs.start("train", {"task": one.about["task"], "folder": str(one.folder), "changes": changes})
     one.about["job"] = job.id
     return {"run": one.id, "job": job.to_dict()}
-
-
-def _changes(recipe: Recipe, asked: Train) -> dict[str, Any]:
-    """What is asked for, and what follows from fewer steps: an early warmup, and numbers often enough to watch."""
-    steps = recipe.steps if asked.steps is None else asked.steps
-    own = {"rate": asked.rate, "model.layers": asked.layers, "model.heads": asked.heads, "model.kind": asked.kind}
-    return {
-        "steps": steps,
-        "seed": asked.seed,
-        "warmup": min(recipe.warmup, steps // 4),
-        "evaluate": min(recipe.evaluate, max(1, steps // 10)),
-        "save": min(recipe.save, max(5, steps // 60)),
-        "record": RECORD,
-        "record_every": min(recipe.record_every, max(1, steps // 24)),
-        **{name: x for name, x in own.items() if x is not None},
-    }
-
-
-@lru_cache(maxsize=1)
-def _tasks() -> list[dict[str, Any]]:
-    found = []
-    for name, task in TASKS.items():
-        recipe, model = task.recipe, task.recipe.model
-        d, layers, heads = (int(model[x]) for x in ("d", "layers", "heads"))
-        options: dict[str, dict[str, Any]] = {
-            "steps": {"values": sorted({*STEPS, recipe.steps}), "value": recipe.steps},
-            "layers": {"values": list(range(1, max(4, layers) + 1)), "value": layers},
-            "heads": {"values": [x for x in range(1, 17) if d % x == 0 and d // x % 2 == 0], "value": heads},
-            "rate": {"values": [recipe.rate * x for x in (0.25, 0.5, 1, 2, 4)], "value": recipe.rate},
-        }
-        if "kind" in model:
-            options["kind"] = {"values": list(getattr(task, "kinds", [model["kind"]])), "value": model["kind"]}
-        found.append({"name": name, "about": task.about, "score": task.score, "options": options})
-    return found
 
 
 def _told(lab: Lab, one: Opened) -> dict[str, Any]:

@@ -151,7 +151,9 @@ class _Lane:
             return
         if job.kind == "train":  # which saves what it has, and ends by itself
             process.send_signal(signal.SIGINT)
-            threading.Timer(PATIENCE, self._kill, (job, process)).start()
+            last = threading.Timer(PATIENCE, self._kill, (job, process))
+            last.daemon = True  # a lab that ends does not wait for it
+            last.start()
         else:
             process.kill()
 
