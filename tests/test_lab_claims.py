@@ -18,7 +18,7 @@ from regard.lab.claims_jobs import claim as run_claim
 from regard.lab.lab import Lab
 
 QUICK = "hard-limit"
-STATUS = "document.querySelector('.claims .turn .status').textContent"
+STATUS = "(document.querySelector('.claims .turn .status')?.textContent ?? '')"
 
 
 def ask(address: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -241,3 +241,12 @@ def test_only_what_is_typeset_is_taken_over(lab_page: Any) -> None:
         nasty,
     )
     assert told == '<span class="part"><math><mi mathvariant="bold">a</mi><mtext></mtext></math></span><sub>b</sub>'
+
+
+def test_a_room_that_is_left_before_it_is_open_leaves_nothing(lab_page: Any) -> None:
+    tab = lab_page("?room=budget")
+    tab.evaluate(
+        "for (const room of ['claims', 'evolve']) document.querySelector(`#rooms a[data-room=${room}]`).click()"
+    )
+    tab.wait_for_selector(".evolve .frame")
+    assert tab.locator("main aside").count() == 0 and tab.locator("main").get_attribute("class") == "room evolve"

@@ -108,7 +108,7 @@ def _bounds(name: str, default: float | int) -> tuple[float | int, float | int]:
     if name == "seed":
         return 0, SEEDS - 1
     if isinstance(default, int):
-        return max(1, -(-default // LOW)), HIGH * default
+        return max(2 if default > 4 else 1, -(-default // LOW)), HIGH * default  # one of something is rarely enough
     return default / LOW, min(HIGH * default, 0.95) if name in SHARES else HIGH * default
 
 

@@ -10,12 +10,16 @@ const PREFIX = "p."; // of the address's fields that are a claim's numbers
 
 export async function open(root, state) {
   let ledger = null;
+  const waiting = element("p", { className: "loading", text: "opening the ledger …" });
+  root.append(waiting);
   try {
     ledger = await get("/api/claims/ledger");
   } catch (error) {
-    root.append(element("p", { className: "error", text: error.message }));
-    return;
+    waiting.replaceWith(element("p", { className: "error", text: error.message }));
+    return undefined;
   }
+  if (!waiting.isConnected) return undefined; // somebody went to another room meanwhile
+  waiting.remove();
   const all = element("button", { type: "button", text: "run all", on: { click: runAll } });
   const bar = element("progress", { max: 1, value: 0, hidden: true, "aria-label": "how many claims were run" });
   const told = element("span", { className: "quiet", role: "status" });
