@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.kept import KeptCall
 from regard.lab.endpoints import Asked, Bytes, Endpoints, Gone
+from regard.lab.jobs import ENDED
 from regard.lab.kinds import keep_kinds
 from regard.lab.lab import Lab
 from regard.lab.look_answers import head_answer, recording_answer, why_answer
@@ -107,11 +108,13 @@ def look(lab: Lab, asked: Look) -> dict[str, Any]:
 
 @ENDPOINTS.post("/api/look/kinds", OfModel)
 def kinds(lab: Lab, asked: OfModel) -> dict[str, Any]:
-    """Scores every head of a model on probes, and names it: a job."""
+    """Scores every head of a model on probes, and names it: a job, the one under way where there is one."""
     model = lab.get(asked.model, "model")
-    return lab.jobs.start(
-        "kinds", {"model": str(model.folder)}, lambda result: keep_kinds(lab, model, result["kinds"])
-    ).to_dict()
+    args = {"model": str(model.folder)}
+    for job in lab.jobs.all():
+        if job.kind == "kinds" and job.args == args and job.state not in ENDED and not job.cancelled:
+            return job.to_dict()
+    return lab.jobs.start("kinds", args, lambda result: keep_kinds(lab, model, result["kinds"])).to_dict()
 
 
 @ENDPOINTS.get("/api/look/recording", OfRecording)
