@@ -199,6 +199,7 @@ def test_a_pixel_is_picked_and_heads_are_pointed_at(lab_page: Any) -> None:
     tab.mouse.click(box["x"] + box["width"] * 5.5 / 12, box["y"] + box["height"] * 6.5 / 12)  # locks
     value = convolution_pictures.pictures()["pictures"]["disc"][6][5]
     assert "at=6%2C5" in tab.url and f"convolution {value:.2f}" in tab.locator(".readout").inner_text()
+    tab.locator("#theme").click()  # everything is painted anew
     tab.locator(".heads .one").nth(5).hover()
     tab.locator("p", has_text="Head 6 looks 1 right from its query: weight 1.00 there").wait_for()
 

@@ -60,8 +60,8 @@ export async function open(root, state) {
       configs.show(given.now.config === null ? null : plan.model);
       const [drawn, said] = await Promise.all([post("/api/budget/costs", body, signal), post("/api/budget/formulas", body, signal)]);
       written.show(said);
-      await lines.show(drawn);
       root.dataset.counted = JSON.stringify(body);
+      await lines.show(drawn);
     } catch (error) {
       if (error.name !== "AbortError") refused(error.message);
     }

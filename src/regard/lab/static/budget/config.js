@@ -25,14 +25,14 @@ export function config(given) {
     return take(await one.text());
   }
 
-  async function take(given_) {
-    if (given_.length > LARGEST) return refuse("this text is longer than 1 MiB; a config.json is not");
-    if (!given_.trim()) return refuse("there is no text yet; paste a config.json");
+  async function take(written) {
+    if (written.length > LARGEST) return refuse("this text is longer than 1 MiB; a config.json is not");
+    if (!written.trim()) return refuse("there is no text yet; paste a config.json");
     try {
-      const found = await post("/api/budget/config", { config: given_ }, given.signal);
+      const found = await post("/api/budget/config", { config: written }, given.signal);
       why.textContent = "";
       paste.open = false;
-      given.load(found.config || given_, found.title, found.config);
+      given.load(found.config || written, found.title, found.config);
     } catch (error) {
       if (error.name !== "AbortError") refuse(error.message);
     }

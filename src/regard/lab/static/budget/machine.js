@@ -33,6 +33,7 @@ export function machine(given) {
     measure.hidden = true;
     try {
       running = await post("/api/budget/measure", { again });
+      show();
       await followed(running, (job) => { if (job.of) bar.value = job.done / job.of; else bar.removeAttribute("value"); }, given.signal);
       start.this = (await get("/api/budget", {}, given.signal)).this;
       given.set(() => {});

@@ -25,7 +25,7 @@ export function cards(plan) {
     card("flops", plan.training ? "FLOPs of a step" : "FLOPs, forward", counted(flops), `${plan.training ? `${counted(plan.flops.forward)} forward, ${counted(plan.flops.backward)} backward` : exact(flops)}${saves}`),
     card("memory", "Memory in all", bytes(plan.bytes.total), room),
     card("time", "Time", machine ? seconds(plan.seconds) : "–", machine ? rate : "choose a machine"),
-    card("crossover", "Attention is half from", plan.crossover === null ? "–" : `n* = ${exact(plan.crossover)}`,
+    card("crossover", "Attention is half from n*", plan.crossover === null ? "–" : exact(plan.crossover),
       plan.crossover !== null ? (machine ? "tokens on, in seconds" : "tokens on, in FLOPs") : plan.fixed ? "this model has one n" : "never: it stays behind"),
   );
   made.querySelector("[data-card=memory]").classList.toggle("bad", fits === "does not fit");

@@ -38,9 +38,9 @@ export function heads(point) {
     const most = Math.max(...kernel.flat().map(Math.abs), 1e-9);
     [...box.children].forEach((one, h) => {
       const values = weights.subarray(h * height * width, (h + 1) * height * width);
-      const marks = [{ row: before[0], column: before[1], rows: picture[0], columns: picture[1], colour: css("--quiet"), width: 1 },
+      const marks = [{ row: before[0], column: before[1], rows: picture[0], columns: picture[1], colour: css("--quiet"), width: 2 },
         { row: place[0] + before[0], column: place[1] + before[1], colour: css("--asked"), width: 5 }];
-      draw(one.firstChild, values, height, width, { largest, signed: false, marks, pixels: 150 });
+      draw(one.firstChild, values, height, width, { largest, signed: false, marks, pixels: 220 });
       const [dy, dx] = shifts[h];
       one.lastChild.textContent = `${signed(dy)}, ${signed(dx)}`;
       one.setAttribute("aria-label", describe(h));
