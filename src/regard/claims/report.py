@@ -104,7 +104,7 @@ def _figure(claim: Claim, series: Series) -> str:
         name.remove()
     _plain_ticks(figure.axes[0], series.log)
     if "x" not in series.log and all(float(x).is_integer() for line in series.lines.values() for x in line[0]):
-        figure.axes[0].xaxis.get_major_locator().set_params(integer=True)
+        figure.axes[0].locator_params(axis="x", integer=True)
     drawn = io.StringIO()
     # Words stay words, and names inside one drawing do not meet those of another.
     with plots.part("").rc_context({"svg.fonttype": "none", "svg.hashsalt": f"{claim.id} {series.title}"}):
