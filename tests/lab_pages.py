@@ -70,7 +70,7 @@ def fits(tab: Any) -> bool:
 
 
 def until(tab: Any, condition: str, seconds: float = 20) -> None:
-    """Wait until a JavaScript expression is true. (The page's own policy forbids playwright's ``wait_for_function``.)"""
+    """Wait until a JavaScript expression is true; the page's policy forbids playwright's ``wait_for_function``."""
     tab.evaluate(
         f"""() => new Promise((resolve, reject) => {{
             const end = performance.now() + {1000 * seconds};
