@@ -59,3 +59,16 @@ def test_a_claim_comes_out_as_recorded_and_the_same_twice(name: str) -> None:
 @pytest.mark.parametrize(("name", "at"), [(name, at) for name in FLIPS for at in range(len(FLIPS[name]))])
 def test_a_claim_that_is_broken_is_seen(name: str, at: int) -> None:
     assert claim(name).run(**FLIPS[name][at]).verdict != claim(name).verdict
+
+
+@pytest.mark.parametrize("name", ["heads-differ-in-a-trained-model", "heads-evolve", "attention-learns-convolution"])
+def test_trainings_of_the_long_version_are_watched_whatever_the_machine_does_beside(name: str) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def learn(task: str, folder: str, recipe: dict[str, Any]) -> None:
+        asked.append(recipe)
+        raise InterruptedError  # what is asked for is enough
+
+    with pytest.raises(InterruptedError):
+        claim(name).run(full=True, learn=learn)
+    assert asked[0]["record"] == 1 and asked[0]["seed"] == 0

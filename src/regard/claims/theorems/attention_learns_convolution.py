@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.claims.claim import HOLDS, Claim, Evidence
+from regard.claims.theorems.heads_evolve import WATCHED
 from regard.convolution import HeadConvolution, to_convolution
 from regard.nn import MultiHeadAttention
 from regard.observables import Observe
@@ -121,7 +122,7 @@ def _classified(found: Evidence, seed: int, learn: Callable[..., Any]) -> None:
     """A model of three layers that classifies digits, with quadratic heads that begin broad."""
     sizes = {"model.layers": 3, "model.d": 36, "model.heads": 6, "model.hidden": 72, "model.value": 6}
     with TemporaryDirectory() as folder:
-        learn("pixels", f"{folder}/run", {"seed": seed, "steps": 600, "model.alpha": 0.05, **sizes})
+        learn("pixels", f"{folder}/run", {"seed": seed, "steps": 600, "model.alpha": 0.05, **sizes, **WATCHED})
         record = evolution(f"{folder}/run")
     looked = offsets(record)
     profile = torch.stack([one.tensors["profile"] for one in record.records]).double()

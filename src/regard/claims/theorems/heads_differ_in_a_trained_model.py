@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from regard.claims.claim import HOLDS, Claim, Evidence
 from regard.claims.statistics import Interval, mean
+from regard.claims.theorems.heads_evolve import WATCHED
 from regard.models import bundled, create, load
 from regard.models.model import Model
 from regard.observables import Observe
@@ -78,7 +79,7 @@ def check(
     _kinds(found, "the bundled model", record())
     for other in range(seed, seed + SEEDS) if full else ():
         with TemporaryDirectory() as folder:
-            learn("text", f"{folder}/run", {"seed": other, "steps": STEPS})
+            learn("text", f"{folder}/run", {"seed": other, "steps": STEPS, **WATCHED})
             own = Path(folder) / "run" / "model"
             model = load(own)
             ids = natural(Reader(model.text), tokens, texts).ids
