@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import urllib.error
 import urllib.request
 from typing import Any
@@ -197,8 +198,9 @@ def test_a_pixel_is_picked_and_heads_are_pointed_at(lab_page: Any) -> None:
     tab.wait_for_selector(".convolution[data-looked='6,5']")
     assert "at=3%2C3" in tab.url
     tab.mouse.click(box["x"] + box["width"] * 5.5 / 12, box["y"] + box["height"] * 6.5 / 12)  # locks
+    tab.wait_for_url(re.compile("at=6%2C5"))
     value = convolution_pictures.pictures()["pictures"]["disc"][6][5]
-    assert "at=6%2C5" in tab.url and f"convolution {value:.2f}" in tab.locator(".readout").inner_text()
+    assert f"convolution {value:.2f}" in tab.locator(".readout").inner_text()
     tab.locator("#theme").click()  # everything is painted anew
     tab.locator(".heads .one").nth(5).hover()
     tab.locator("p", has_text="Head 6 looks 1 right from its query: weight 1.00 there").wait_for()
@@ -215,14 +217,14 @@ def test_a_picture_is_drawn(lab_page: Any, width: int) -> None:
     canvas.press("ArrowRight")
     canvas.press("Space")
     tab.wait_for_selector("[data-value]:not([data-value='0'])")
-    assert "picture=12x12%3A0f000" in tab.url
+    tab.wait_for_url(re.compile("picture=12x12%3A0f000"))
     if width > 600:
         box = canvas.bounding_box()
         tab.mouse.move(box["x"] + 3, box["y"] + box["height"] - 3)
         tab.mouse.down()
         tab.mouse.move(box["x"] + box["width"] - 3, box["y"] + box["height"] - 3, steps=30)
         tab.mouse.up()
-        assert tab.url.split("12x12%3A")[1].split("&")[0].endswith("f" * 12)
+        tab.wait_for_url(re.compile("12x12%3A[0f]{132}f{12}"))
     assert fits(tab)
 
 

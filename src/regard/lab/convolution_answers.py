@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 from typing import Any
 
@@ -18,6 +19,9 @@ __all__ = ["both", "convolution", "errors", "heads"]
 
 # That torch copies the picture to pad an even kernel is no news to whoever chose one.
 warnings.filterwarnings("ignore", message="Using padding='same' with even", category=UserWarning)
+
+# Threads that each do many small tensor operations wait for one another and are all slower: one at a time.
+TURN = threading.Lock()
 
 MOST = 24_000_000  # weights of all heads that one answer computes
 
@@ -88,7 +92,8 @@ def both(asked: Convolve) -> dict[str, Any]:
     """Both outputs, their difference, and what the library says that it can be at most."""
     conv, x = _laid(asked)
     layer = to_attention(conv, alpha=_hard(asked.alpha))
-    right, found = conv(x)[0, 0], layer(x)[0, 0]
+    with TURN:
+        right, found = conv(x)[0, 0], layer(x)[0, 0]
     off = found - right
     geometry = layer.geometry
     return {
@@ -112,7 +117,8 @@ def errors(asked: Errors) -> dict[str, Any]:
     for alpha in asked.alphas:
         layer = to_attention(conv, alpha=alpha)
         told["alphas"].append(alpha)
-        told["errors"].append(float((layer(x) - right).abs().max()))
+        with TURN:  # for each α anew, so that others come in between
+            told["errors"].append(float((layer(x) - right).abs().max()))
         told["bounds"].append(float(layer.error_bound(x).max()))
     return told
 
@@ -125,7 +131,8 @@ def heads(asked: Heads) -> Bytes:
     x = torch.zeros(1, 1, asked.height, asked.width, dtype=torch.float64)
     _check(conv, x)
     layer = to_attention(conv, alpha=_hard(asked.alpha))
-    weights = _weights(layer, x, asked.row, asked.column)
+    with TURN:
+        weights = _weights(layer, x, asked.row, asked.column)
     shape = ",".join(str(n) for n in weights.shape)
     return Bytes(weights.float().numpy().astype("<f4").tobytes(), headers=(("x-shape", shape),))
 

@@ -130,12 +130,16 @@ export async function open(root, state) {
       show();
       await look();
       root.dataset.shown = JSON.stringify({ k: now.kernel.length, ...body, picture: now.pictureName, alpha: now.alpha ?? "inf" });
-      await lines.show(setting(), now.alpha);
+      sweep();
     } catch (error) {
       if (error.name !== "AbortError") why.textContent = error.message;
     }
   }
   const compute = settled(run, 60);
+  // Once nothing has changed for a while: fifteen α cost more than one.
+  const sweep = settled(() => {
+    if (!leaving.signal.aborted) lines.show(setting(), now.alpha).catch((error) => { why.textContent = error.message; });
+  }, 250);
 
   function show() {
     const most = Math.max(...answer.convolution.flat().map(Math.abs), ...answer.attention.flat().map(Math.abs), 1e-9);
