@@ -66,7 +66,7 @@ def _recorded(lab: Lab, tokens: int, folder: Path) -> str:
     lab.open(folder)
     name, where = lab.new_recording()
     look(load(folder), _text(tokens), tokens=tokens, observe=replace(LOOK, keep=True, top=0)).save(where)
-    return lab.made(name, "benchmark", {"model": lab.all("model")[0].id}).id
+    return lab.made(name, "benchmark", lab.all("model")[0]).id
 
 
 def _tiles(given: argparse.Namespace) -> bool:

@@ -55,6 +55,7 @@ def test_a_tunnel_may_have_another_port(address, host):
     [
         {"origin": "http://evil.example"},
         {"origin": "null"},
+        {"origin": "http://["},
         {"origin": "http://127.0.0.1:1"},
         {"sec_fetch_site": "cross-site"},
         {"sec_fetch_site": "same-site"},

@@ -26,7 +26,7 @@ def there() -> Iterator[Jobs]:
 
 def look(folder: Path, text: str = "the cat sat on the mat") -> dict[str, Any]:
     told = {"model": str(models.bundled()), "recording": "r00000000", "folder": str(folder), "text": text}
-    return told | {"target": "", "image": "", "tokens": None, "layers": "", "title": "", "model_id": "bundled"}
+    return told | {"target": "", "image": "", "tokens": None, "layers": ""}
 
 
 def ended(job: Job, seconds: float = 120) -> Job:
@@ -47,7 +47,7 @@ def test_a_job_is_done_and_tells_how_far_it_is(there, tmp_path):
     job = ended(there.start("look", look(tmp_path / "a"), kept.append))
     assert job.state == "done" and job.result == {"recording": "r00000000"} and kept == [job.result]
     assert job.said == "saving" and job.seq > 3 and (tmp_path / "a" / "recording.json").is_file()
-    assert there.get(job.id) is job and there.cancel(job.id).state == "done"
+    assert there.get(job.id) is job and there.cancel(job.id).state == "done" and not job.args
 
 
 def test_what_goes_wrong_is_one_line(there, tmp_path):
@@ -59,10 +59,11 @@ def test_what_goes_wrong_is_one_line(there, tmp_path):
 
 def test_what_comes_after_may_fail_too(there, tmp_path):
     def after(result: Any) -> None:
-        raise ValueError("no room for it")
+        raise AssertionError("no room for it")
 
-    job = ended(there.start("look", look(tmp_path / "a"), after))
-    assert job.state == "failed" and job.error == "no room for it"
+    gone = []
+    job = ended(there.start("look", look(tmp_path / "a"), after, lambda: gone.append(True)))
+    assert job.state == "failed" and job.error == "no room for it" and gone == [True]
 
 
 def test_a_running_job_is_cancelled_and_the_next_runs(there, tmp_path):

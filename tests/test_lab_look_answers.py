@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -116,8 +117,10 @@ def test_one_scoring_of_a_model_is_enough(lab, address):
     first, second = (posted(address, "api/look/kinds", model="bundled-model") for _ in range(2))
     assert first["id"] == second["id"]
     lab.jobs.cancel(first["id"])
+    until = time.monotonic() + 60
     while lab.jobs.get(first["id"]).state not in ENDED:
-        pass
+        assert time.monotonic() < until
+        time.sleep(0.01)
     third = posted(address, "api/look/kinds", model="bundled-model")
     assert third["id"] != first["id"]
     lab.jobs.cancel(third["id"])

@@ -11,7 +11,7 @@ from regard import models
 from regard.lab import lab as rooms
 from regard.lab.endpoints import Gone
 from regard.lab.first import first_look
-from regard.lab.kinds import keep_kinds, known_kinds
+from regard.lab.kinds import keep_kinds, known_kinds, stamp
 from regard.lab.lab import Cache, Lab
 
 
@@ -73,11 +73,12 @@ def test_folders_of_jobs_that_never_ended_are_removed(made, tmp_path):
 def test_the_oldest_recordings_go(made, tmp_path, monkeypatch):
     monkeypatch.setitem(rooms.MADE, "recording", 2)
     lab = Lab(tmp_path)
+    model = lab.open(models.bundled())
     names = []
     for _ in range(3):
         name, folder = lab.new_recording()
         shutil.copytree(next((made / "recordings").iterdir()), folder)
-        names.append(lab.made(name, "text", {}).id)
+        names.append(lab.made(name, "text", model).id)
     assert [one.id for one in lab.all("recording")] == names[1:]
     assert not (tmp_path / "recordings" / names[0]).exists()
 
@@ -106,10 +107,8 @@ def test_kinds_are_those_of_these_very_files(tmp_path):
     lab = Lab(tmp_path / "state")
     model = lab.open(folder)
     assert known_kinds(lab, model) is None
-    keep_kinds(lab, model, [{"path": "a", "head": 0}])
-    model.kinds = None
+    keep_kinds(lab, stamp(folder), [{"path": "a", "head": 0}])
     assert known_kinds(lab, model) == [{"path": "a", "head": 0}]
-    model.kinds = None
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"changed": True}))
     assert known_kinds(lab, model) is None
@@ -133,4 +132,42 @@ def test_what_cannot_be_made_can_be_tried_again():
     cache = Cache(10)
     with pytest.raises(ValueError):
         cache.get(("r",), lambda x: 1, lambda: int("no"))
+    assert not cache._making
     assert cache.get(("r",), lambda x: 1, lambda: 5) == 5
+
+
+def test_one_lab_uses_a_folder(made, tmp_path):
+    first = Lab(tmp_path)
+    with pytest.raises(ValueError, match="another lab uses"):
+        Lab(tmp_path)
+    first.close()
+    Lab(tmp_path).close()
+
+
+def test_a_damaged_recording_is_let_go_and_the_sample_read_again(made, tmp_path):
+    state = tmp_path / "state"
+    shutil.copytree(made, state)
+    [folder] = (state / "recordings").iterdir()
+    (folder / "recording.json").write_text("{}")
+    lab = Lab(state)
+    seen = first_look(lab, [lab.open(models.bundled())])
+    [one] = lab.all("recording")
+    assert seen is lab.seen(one.id) and one.folder != folder and not folder.exists()
+
+
+def test_what_was_given_is_what_is_shown(made, tmp_path):
+    """Another model, of the same name too, is run; a recording is opened."""
+    state, other = tmp_path / "state", tmp_path / "bundled model"
+    shutil.copytree(made, state)
+    shutil.copytree(models.bundled(), other)
+    lab = Lab(state)
+    [old] = lab.all("recording")
+    model = lab.open(other)
+    assert model.id == old.about["model"] and lab.model_of(old) is None
+    first_look(lab, [model])
+    assert [lab.model_of(one) for one in lab.all("recording")] == [None, model]
+    own = tmp_path / "own"
+    shutil.copytree(old.folder, own)
+    given = lab.open(own)
+    assert first_look(lab, [given]) is lab.seen("own")
+    assert "folder" not in str(lab.to_dict())

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from regard import models
-from regard.lab.first import first_look
-from regard.lab.lab import Lab, default_state
-from regard.lab.serve import check, serve, serving
 from regard.watching import table
+
+if TYPE_CHECKING:
+    from regard.lab.lab import Lab
 
 
 def lab(
@@ -43,21 +44,40 @@ def lab(
 
     regard lab smollm2 runs/pixels
     """
-    opened = Lab(state or default_state())
-    for folder in given or [models.bundled()]:
-        opened.open(folder)
-    seen = first_look(opened)
-    if seen is not None:
-        Console().print(table.as_table(seen.heads(), "peak", 12))
-    opened.jobs.warm("look")
+    # Here, and not above: every other command would wait for the server's libraries.
+    from regard.lab.lab import default_state
+    from regard.lab.serve import serve
+
+    folders = given or [models.bundled()]
     if only_check:
-        with serving(opened, host=host, port=port) as (address, _):
-            for line in check(address):
-                typer.echo(line)
-        typer.echo("the lab answers")
+        with TemporaryDirectory() as scratch:  # a lab that runs meanwhile is left alone
+            _check(_opened(folders, state or Path(scratch)), host, port)
         return
     shown = sys.stdout.isatty() and not os.environ.get("SSH_CONNECTION") and not no_browser
+    opened = _opened(folders, state or default_state())
     try:
         serve(opened, host=host, port=port, browser=shown)
     except KeyboardInterrupt:
         typer.echo("")
+
+
+def _opened(folders: list[Path], state: Path) -> Lab:
+    """A lab with these folders open, its first heads in the terminal, and a process that waits for work."""
+    from regard.lab.first import first_look
+    from regard.lab.lab import Lab
+
+    lab = Lab(state)
+    seen = first_look(lab, [lab.open(folder) for folder in folders])
+    if seen is not None:
+        Console().print(table.as_table(seen.heads(), "peak", 12))
+    lab.jobs.warm("look")
+    return lab
+
+
+def _check(lab: Lab, host: str, port: int | None) -> None:
+    from regard.lab.serve import check, serving
+
+    with serving(lab, host=host, port=port) as (address, _):
+        for line in check(address):
+            typer.echo(line)
+    typer.echo("the lab answers")

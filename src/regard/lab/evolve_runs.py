@@ -29,6 +29,7 @@ class Growing:
         self._records: dict[Path, tuple[tuple[int, int], Record]] = {}
         self._evolution: Evolution | None = None
         self._read, self._rest, self._lines = 0, b"", list[dict[str, Any]]()
+        self._file = 0  # which file these are of
 
     def evolution(self) -> Evolution | None:
         """All records that are there now; None before the first."""
@@ -53,9 +54,12 @@ class Growing:
         """How many bytes of ``metrics.jsonl`` were read so far, and its lines."""
         file = self.folder / "metrics.jsonl"
         with self._lock:
-            size = file.stat().st_size if file.is_file() else 0
-            if size < self._read:  # written anew, by a run that went back
+            there = file.stat() if file.is_file() else None
+            size = 0 if there is None else there.st_size
+            anew = there is not None and there.st_ino != self._file
+            if size < self._read or anew:  # by a run that went back
                 self._read, self._rest, self._lines = 0, b"", []
+            self._file = 0 if there is None else there.st_ino
             if size > self._read:
                 with file.open("rb") as opened:
                     opened.seek(self._read)

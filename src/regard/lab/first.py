@@ -1,10 +1,11 @@
-"""What a lab shows at once: each open model's heads on a sample, made before the page is opened."""
+"""What a lab shows at once: a model's heads on a sample, made before the page is opened."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from regard.lab.lab import Lab
+from regard.lab.lab import Lab, Opened
 from regard.models import load
 from regard.watching import Seen
 from regard.watching.look import LOOK, look
@@ -21,15 +22,25 @@ SAMPLE = (
 )
 
 
-def first_look(lab: Lab) -> Seen | None:
-    """A recording of the first open text model on ``SAMPLE``, unless something is recorded already."""
-    recorded = lab.all("recording")
-    if recorded:
-        return lab.seen(recorded[0].id)
-    for one in lab.all("model"):
-        if one.about.get("reads") == "text":
-            name, folder = lab.new_recording()
-            look(load(one.folder), SAMPLE, observe=replace(LOOK, keep=True)).save(folder)
-            lab.made(name, "sample text", {"model": one.id})
-            return lab.seen(name)
+def first_look(lab: Lab, given: Sequence[Opened] = ()) -> Seen | None:
+    """What was given first, or else any open model, as a recording: one that is there, or ``SAMPLE`` read now."""
+    for one in given or lab.all("model"):
+        if one.kind == "recording":
+            return lab.seen(one.id)
+        model = lab.get(str(one.about["model"]), "model") if one.kind == "run" and "model" in one.about else one
+        if model.about.get("reads") == "text":
+            return _of_model(lab, model)
     return None
+
+
+def _of_model(lab: Lab, model: Opened) -> Seen:
+    for one in lab.all("recording"):
+        if lab.model_of(one) is model:
+            try:
+                return lab.seen(one.id)
+            except (ValueError, OSError):  # damaged, or of another version
+                lab.close_recording(one.id)
+    name, folder = lab.new_recording()
+    look(load(model.folder), SAMPLE, observe=replace(LOOK, keep=True)).save(folder)
+    lab.made(name, "sample text", model)
+    return lab.seen(name)

@@ -68,7 +68,7 @@ class Guard:
         if name is None or (self.token is None and name not in LOOPBACK):
             return _no(403, "this lab answers on 127.0.0.1 and localhost only; open it under that name")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != hosts[0].lower():
+        if origin is not None and _netloc(origin) != hosts[0].lower():
             return _no(403, "this request comes from a page of another site, and is refused")
         from_where = headers.get("sec-fetch-site", "none")
         page = scope["path"] == "/" and scope["method"] == "GET"
@@ -118,6 +118,14 @@ def _name(host: str) -> str | None:
     except ValueError:
         return None
     return parts.hostname if parts.hostname and not (parts.username or parts.path or parts.query) else None
+
+
+def _netloc(origin: str) -> str:
+    """Name and port in an Origin header; nothing where it is no address."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def _cookie(text: str) -> str:

@@ -44,11 +44,19 @@ class Job:
     error: str = ""
     cancelled: bool = False
     then: Callable[[Any], Any] | None = None  # called with the result before the job counts as done
+    otherwise: Callable[[], Any] | None = None  # called where it ends in another way
 
     def change(self, **what: Any) -> None:
         for name, value in what.items():
             setattr(self, name, value)
         self.seq += 1
+
+    def end(self, state: str, **what: Any) -> None:
+        """The last change. What was asked may be large, and is let go."""
+        if state != "done" and self.otherwise is not None:
+            self.otherwise()
+        self.args, self.then, self.otherwise = {}, None, None
+        self.change(state=state, **what)
 
     def to_dict(self) -> dict[str, Any]:
         told = ("id", "kind", "state", "seq", "done", "of", "said", "result", "error")
@@ -64,7 +72,13 @@ class Jobs:
         self._environment = dict(environment or {})
         self._lanes: dict[str, _Lane] = {}
 
-    def start(self, kind: str, args: Mapping[str, Any], then: Callable[[Any], Any] | None = None) -> Job:
+    def start(
+        self,
+        kind: str,
+        args: Mapping[str, Any],
+        then: Callable[[Any], Any] | None = None,
+        otherwise: Callable[[], Any] | None = None,
+    ) -> Job:
         """A new job, queued; ``then(result)`` is called before it counts as done. ``TooMany``: its lane is full."""
         if kind not in JOBS:
             raise ValueError(f"there is no job {kind!r}")
@@ -73,7 +87,7 @@ class Jobs:
             here = self._lanes.setdefault(lane, _Lane(self._environment))
             if len(here.waiting) >= QUEUED:
                 raise TooMany(f"{QUEUED} jobs are waiting already; wait for one to end, or cancel one")
-            job = Job(secrets.token_hex(8), kind, dict(args), then=then)
+            job = Job(secrets.token_hex(8), kind, dict(args), then=then, otherwise=otherwise)
             self._jobs[job.id] = job
             ended = [name for name, old in self._jobs.items() if old.state in ENDED]
             for name in ended[: max(0, len(self._jobs) - REMEMBERED)]:
@@ -138,17 +152,17 @@ class _Lane:
             self._thread.start()
 
     def cancel(self, job: Job) -> None:
-        with self._wake:
-            if job.state in ENDED:
+        with self._wake:  # as long as the job is the running one, its process works on nothing else
+            if job.state in ENDED or job.cancelled:
                 return
             job.cancelled = True
             if job in self.waiting:
                 self.waiting.remove(job)
-                job.change(state="cancelled")
-                return
-            process = self._process if self._running is job else None
-        if process is None:
-            return
+                job.end("cancelled")
+            elif self._running is job and self._process is not None:
+                self._stop(job, self._process)
+
+    def _stop(self, job: Job, process: subprocess.Popen[str]) -> None:
         if job.kind == "train":  # which saves what it has, and ends by itself
             process.send_signal(signal.SIGINT)
             last = threading.Timer(PATIENCE, self._kill, (job, process))
@@ -156,10 +170,12 @@ class _Lane:
             last.start()
         else:
             process.kill()
+            process.wait()
 
     def _kill(self, job: Job, process: subprocess.Popen[str]) -> None:
-        if job.state not in ENDED:
-            process.kill()
+        with self._wake:
+            if self._running is job:
+                process.kill()
 
     def close(self) -> None:
         with self._wake:
@@ -185,9 +201,10 @@ class _Lane:
                     return
                 job = self._running = self.waiting.popleft()
                 job.change(state="running")
-            self._work(job)
+            state, told = self._work(job)
             with self._wake:
                 self._running = None
+            _end(job, state, told)
 
     def _spawn(self) -> None:
         with self._wake:
@@ -214,7 +231,8 @@ class _Lane:
                         pipe.close()
             self._process.wait()
 
-    def _work(self, job: Job) -> None:
+    def _work(self, job: Job) -> tuple[str, Any]:
+        """Have a job done: "done" and its result, or "failed" and why."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         try:
@@ -223,24 +241,27 @@ class _Lane:
             for line in process.stdout:
                 said = json.loads(line)
                 if "result" in said:
-                    return _ended(job, said["result"])
+                    return "done", said["result"]
                 if "error" in said:
-                    return job.change(state="cancelled" if job.cancelled else "failed", error=said["error"])
+                    return "failed", said["error"]
                 if "done" in said:
                     job.change(done=said["done"], of=said["of"], said=said["said"])
         except (OSError, ValueError):
             pass  # the process is gone in the middle of a line
         code = process.wait()
-        if job.cancelled:
-            return job.change(state="cancelled")
         why = f"signal {-code}" if code < 0 else f"exit code {code}"
-        job.change(state="failed", error=f"the process that worked on this ended ({why}); perhaps memory ran out")
+        return "failed", f"the process that worked on this ended ({why}); perhaps memory ran out"
 
 
-def _ended(job: Job, result: Any) -> None:
-    if job.then is not None:
+def _end(job: Job, state: str, told: Any) -> None:
+    if state == "done" and job.then is not None:
         try:
-            job.then(result)
-        except (ValueError, TypeError, LookupError, OSError) as error:
-            return job.change(state="failed", error=one_line(error))
-    job.change(state="cancelled" if job.cancelled else "done", result=result)
+            job.then(told)
+        except Exception as error:  # whatever it is: the next job must not wait for this one
+            state, told = "failed", one_line(error)
+    if job.cancelled:
+        job.end("cancelled", result=told if state == "done" else None)
+    elif state == "done":
+        job.end("done", result=told)
+    else:
+        job.end("failed", error=told)

@@ -10,34 +10,36 @@ from typing import Any
 from regard.files import renamed
 from regard.lab.lab import Lab, Opened
 
-__all__ = ["keep_kinds", "known_kinds"]
+__all__ = ["keep_kinds", "known_kinds", "stamp"]
 
 Kinds = list[dict[str, Any]]
 
 
+def stamp(folder: Path) -> str:
+    """A word for a model's files, by their names, sizes and times: a model that was trained further is another one."""
+    parts = [str(folder)]
+    for file in [*sorted(folder.glob("*.safetensors")), folder / "config.json"]:
+        seen = file.stat()
+        parts.append(f"{file.name} {seen.st_size} {seen.st_mtime_ns}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+
+
 def known_kinds(lab: Lab, model: Opened) -> Kinds | None:
     """What was found of these very files before, or None."""
-    if model.kinds is None:
-        try:
-            found = json.loads(_file(lab, model).read_text(encoding="utf-8"))
-            model.kinds = found if isinstance(found, list) else None
-        except (OSError, ValueError):
-            return None
-    return model.kinds
+    try:
+        found = json.loads(_file(lab, stamp(model.folder)).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, list) else None
 
 
-def keep_kinds(lab: Lab, model: Opened, found: Kinds) -> None:
-    model.kinds = found
-    file = _file(lab, model)
+def keep_kinds(lab: Lab, mark: str, found: Kinds) -> None:
+    """Keep what was found of the files that had this stamp."""
+    file = _file(lab, mark)
     file.parent.mkdir(exist_ok=True)
     with renamed(file) as temporary:
         temporary.write_text(json.dumps(found), encoding="utf-8")
 
 
-def _file(lab: Lab, model: Opened) -> Path:
-    """Named by the model's files, their sizes and times: another model in the same folder is another one."""
-    parts = [str(model.folder)]
-    for file in [*sorted(model.folder.glob("*.safetensors")), model.folder / "config.json"]:
-        seen = file.stat()
-        parts.append(f"{file.name} {seen.st_size} {seen.st_mtime_ns}")
-    return lab.state / "kinds" / f"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:24]}.json"
+def _file(lab: Lab, mark: str) -> Path:
+    return lab.state / "kinds" / f"{mark}.json"

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from regard import models
 from regard.config import Config, read_json
@@ -55,17 +55,19 @@ class Opened:
     made: bool = False
     about: dict[str, Any] = field(default_factory=dict)
     seen: Seen | None = None  # of a recording, once it was looked at
-    kinds: list[dict[str, Any]] | None = None  # of a model's heads, once they were scored
 
     def to_dict(self) -> dict[str, Any]:
-        return {"id": self.id, "kind": self.kind, "title": self.title, "made": self.made, **self.about}
+        about = {name: value for name, value in self.about.items() if name != "model_folder"}  # paths stay here
+        return {"id": self.id, "kind": self.kind, "title": self.title, "made": self.made, **about}
 
 
 class Lab:
-    """``state``: the lab's own folder; None keeps nothing beyond this process (a temporary one is the caller's)."""
+    """``state``: the lab's own folder, which one lab uses at a time."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
+        state.mkdir(parents=True, exist_ok=True)
+        self._alone = _alone(state)
         self._lock = threading.RLock()
         self._open: OrderedDict[str, Opened] = OrderedDict()
         self._cache = Cache(CACHED)
@@ -138,11 +140,12 @@ class Lab:
         name = f"r{secrets.token_hex(4)}"
         return name, self.state / "recordings" / name
 
-    def made(self, name: str, title: str, about: dict[str, Any]) -> Opened:
-        """A job has made a recording: it is open from now on, and the oldest beyond ``MADE`` is removed."""
+    def made(self, name: str, title: str, model: Opened) -> Opened:
+        """A model was recorded: it is open from now on, and the oldest beyond ``MADE`` is removed."""
         folder = self.state / "recordings" / name
         seen = open_recording(folder)
-        one = self._add(Opened(name, "recording", folder, title, True, {**_of_recording(seen), **about}, seen))
+        about = {**_of_recording(seen), "model": model.id, "model_folder": str(model.folder)}
+        one = self._add(Opened(name, "recording", folder, title, True, about, seen))
         for old in [x for x in self.all("recording") if x.made][: -MADE["recording"]]:
             self.close_recording(old.id)
         self._save()
@@ -200,6 +203,13 @@ class Lab:
     def close(self) -> None:
         self._save()
         self.jobs.close()
+        self._alone.close()
+
+    def model_of(self, recording: Opened) -> Opened | None:
+        """The open model that a recording was made with: of that id and in that folder, for ids come again."""
+        found = self._open.get(str(recording.about.get("model")))
+        same = found is not None and str(found.folder) == recording.about.get("model_folder")
+        return found if same and found is not None and found.kind == "model" else None
 
     def _add(self, one: Opened) -> Opened:
         with self._lock:
@@ -268,11 +278,14 @@ class Cache:
                 if key in self._values:
                     found = self._values[key][0]
                     return found
-            made = make()
+            try:
+                made = make()
+            finally:
+                with self._lock:
+                    self._making.pop(key, None)
             with self._lock:
+                self._held += size(made) - self._values.get(key, (None, 0))[1]
                 self._values[key] = (made, size(made))
-                self._held += size(made)
-                self._making.pop(key, None)
                 while self._held > self._most and len(self._values) > 1:
                     _, (_, bytes_) = self._values.popitem(last=False)
                     self._held -= bytes_
@@ -282,6 +295,21 @@ class Cache:
         with self._lock:
             for key in [x for x in self._values if x[0] == first]:
                 self._held -= self._values.pop(key)[1]
+
+
+def _alone(state: Path) -> IO[str]:
+    """A file that is locked as long as it is open: two labs in one folder would remove each other's recordings."""
+    file = (state / ".lock").open("w")
+    try:
+        import fcntl
+    except ImportError:  # another system: whoever starts two labs there must give them two folders
+        return file
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ValueError(f"another lab uses {state}; end it, or give this one a folder: --state FOLDER") from None
+    return file
 
 
 def _of_recording(seen: Seen) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import shutil
 from typing import Annotated, Any, Literal
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 from regard.kept import KeptCall
 from regard.lab.endpoints import Asked, Bytes, Endpoints, Gone
 from regard.lab.jobs import ENDED
-from regard.lab.kinds import keep_kinds
+from regard.lab.kinds import keep_kinds, stamp
 from regard.lab.lab import Lab
 from regard.lab.look_answers import head_answer, recording_answer, why_answer
 from regard.lab.pyramid import TILE, Pyramid
@@ -101,20 +103,21 @@ def look(lab: Lab, asked: Look) -> dict[str, Any]:
     args = {
         **{"model": str(model.folder), "recording": name, "folder": str(folder), "text": asked.text},
         **{"target": asked.target, "image": asked.image, "tokens": asked.tokens, "layers": asked.layers},
-        **{"title": title, "model_id": model.id},
     }
-    return lab.jobs.start("look", args, lambda result: lab.made(name, title, {"model": model.id})).to_dict()
+    return lab.jobs.start(
+        "look", args, lambda result: lab.made(name, title, model), lambda: shutil.rmtree(folder, ignore_errors=True)
+    ).to_dict()
 
 
 @ENDPOINTS.post("/api/look/kinds", OfModel)
 def kinds(lab: Lab, asked: OfModel) -> dict[str, Any]:
     """Scores every head of a model on probes, and names it: a job, the one under way where there is one."""
     model = lab.get(asked.model, "model")
-    args = {"model": str(model.folder)}
+    args = {"model": str(model.folder), "stamp": stamp(model.folder)}
     for job in lab.jobs.all():
         if job.kind == "kinds" and job.args == args and job.state not in ENDED and not job.cancelled:
             return job.to_dict()
-    return lab.jobs.start("kinds", args, lambda result: keep_kinds(lab, model, result["kinds"])).to_dict()
+    return lab.jobs.start("kinds", args, lambda result: keep_kinds(lab, args["stamp"], result["kinds"])).to_dict()
 
 
 @ENDPOINTS.get("/api/look/recording", OfRecording)
@@ -151,7 +154,7 @@ def row(lab: Lab, asked: Row) -> Bytes:
     _inside(asked.row, of, what)
     if asked.direction == "to":
         return _numbers(found.column(asked.row))
-    return _numbers(found.call.weights(asked.batch, found.head, asked.row, None)[0])
+    return _numbers(found.call.weights(found.batch, found.head, asked.row, None)[0])
 
 
 @ENDPOINTS.get("/api/look/why", Cell)
@@ -160,23 +163,25 @@ def why(lab: Lab, asked: Cell) -> dict[str, Any]:
     found = _pyramid(lab, asked)
     _inside(asked.row, found.n, "query")
     _inside(asked.key, found.m, "key")
-    return why_answer(found.call, asked.batch, found.head, asked.row, asked.key)
+    return why_answer(found.call, found.batch, found.head, asked.row, asked.key)
 
 
 @ENDPOINTS.post("/api/look/ablate", Ablate)
 def ablate(lab: Lab, asked: Ablate) -> dict[str, Any]:
     """Takes heads out, and says what becomes of the next token and of the loss: a job."""
     one, seen = lab.get(asked.recording, "recording"), lab.seen(asked.recording)
-    model = _model_of(lab, one.about)
+    model = lab.model_of(one)
+    if model is None:
+        raise ValueError("the recording's model is not open here; open its folder too")
     words = seen.about.get("tokens")
     ids = seen.about.get("ids")
     if not isinstance(ids, list) or not isinstance(words, list):
         raise ValueError("the recording does not say which tokens were read; run the text anew in this lab")
-    paths = list(seen)
+    heads = []
     for place, head in asked.heads:
-        _inside(place, len(paths), "place")
-        seen[paths[place]].at(head)
-    heads = [[paths[place], head] for place, head in asked.heads]
+        path, observation = _place(lab, asked.recording, place)
+        observation.at(head)
+        heads.append([path, head])
     return lab.jobs.start("ablate", {"model": str(model.folder), "ids": ids, "heads": heads, "by": asked.by}).to_dict()
 
 
@@ -198,10 +203,16 @@ def close(lab: Lab, asked: OfRecording) -> dict[str, Any]:
 
 def _head(lab: Lab, asked: OfHead) -> tuple[Observation, int]:
     """What was seen at a place, and where the head stands in it."""
-    seen = lab.seen(asked.recording)
-    found = list(seen.each().values())
-    _inside(asked.place, len(found), "place")
-    return found[asked.place], found[asked.place].at(asked.head)
+    _, observation = _place(lab, asked.recording, asked.place)
+    return observation, observation.at(asked.head)
+
+
+def _place(lab: Lab, recording: str, number: int) -> tuple[str, Observation]:
+    """A place by its number: the module's path, and what was seen there."""
+    found = list(lab.seen(recording).each().items())
+    _inside(number, len(found), "place")
+    name, observation = found[number]
+    return re.sub(r" \(\d+\)$", "", name), observation  # calls that cannot be one are numbered
 
 
 def _key(asked: Changed) -> tuple[Any, ...]:
@@ -212,17 +223,17 @@ def _pyramid(lab: Lab, asked: Changed) -> Pyramid:
     def make() -> Pyramid:
         observation, at = _head(lab, asked)
         call, entry = _kept(observation, asked.batch)
+        call = _of_head(call, entry, at)
         if observation.counted is None:
             raise ValueError("calls of unequal sizes were merged here; there is no one map of them")
         variant = Variant(asked.beta, asked.hard, asked.mask, asked.position)
         rotary = None
         if not asked.position:
-            one = lab.get(asked.recording, "recording")
-            known = [x for x in lab.all("model") if x.id == one.about.get("model")]
-            rotary = rotary_of(known[0].folder if known else None, list(lab.seen(asked.recording))[asked.place])
+            model = lab.model_of(lab.get(asked.recording, "recording"))
+            rotary = rotary_of(None if model is None else model.folder, _place(lab, asked.recording, asked.place)[0])
             if rotary is None and not call.scores.terms:
                 raise ValueError("this head's positions cannot be left out: they are part of its input")
-        return Pyramid(changed(call, variant, rotary), entry, at, observation.counted[asked.batch, at])
+        return Pyramid(changed(call, variant, rotary), 0, 0, observation.counted[asked.batch, at])
 
     return lab.cached((asked.recording, "map", *_key(asked)), lambda x: x.bytes, make)
 
@@ -241,11 +252,11 @@ def _kept(observation: Observation, batch: int) -> tuple[KeptCall, int]:
     raise Gone("there is no such batch entry")
 
 
-def _model_of(lab: Lab, about: dict[str, Any]) -> Any:
-    name = about.get("model")
-    if not isinstance(name, str):
-        raise ValueError("the recording's model is not open here; open its folder too")
-    return lab.get(name, "model")
+def _of_head(call: KeptCall, entry: int, head: int) -> KeptCall:
+    """One head of one batch entry alone: what is changed and kept of it is no more than that."""
+    group = head * call.k.shape[1] // call.q.shape[1]
+    q, k = call.q[entry : entry + 1, head : head + 1], call.k[entry : entry + 1, group : group + 1]
+    return KeptCall(q, k, call.scores.select(entry, head))
 
 
 def _inside(index: int, size: int, what: str) -> None:

@@ -31,13 +31,13 @@ def recording_answer(lab: Lab, one: Opened, seen: Seen) -> dict[str, Any]:
     numbers: dict[str, list[list[float | None]]] = {path: [] for path in places}
     for row in table.rows(places):
         numbers[row["path"]].append([row[name] for name in table.COLUMNS])
-    known = [x for x in lab.all("model") if x.id == one.about.get("model")]
+    model = lab.model_of(one)
     texts: list[list[str]] = []
     told = []
     for number, (path, observation) in enumerate(places.items()):
         queries, keys = words(seen.about, path, observation.n, observation.m)
         kept = observation.kept[0] if observation.kept else None
-        folder = known[0].folder if known else None
+        folder = model.folder if model else None
         told.append(
             {
                 **{"place": number, "path": path, "name": names[path], "n": observation.n, "m": observation.m},
@@ -52,11 +52,11 @@ def recording_answer(lab: Lab, one: Opened, seen: Seen) -> dict[str, Any]:
     image = seen.about.get("image")
     return {
         **one.to_dict(),
-        "model": known[0].id if known else None,
+        "model": model.id if model else None,
         "pattern": pattern,
         "columns": table.COLUMNS,
         "kind_columns": atlas.COLUMNS,
-        "kinds": known_kinds(lab, known[0]) if known else None,
+        "kinds": known_kinds(lab, model) if model else None,
         "texts": texts,
         "image": image if isinstance(image, str) and IMAGE.fullmatch(image) else None,
         "places": told,

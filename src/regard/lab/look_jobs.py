@@ -8,6 +8,7 @@ import io
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from regard import models
+from regard.lab.kinds import stamp
 from regard.models import ImageModel, TextDecoder
 from regard.models.model import Model
 from regard.nn import MultiHeadAttention
@@ -30,11 +32,17 @@ __all__ = ["ablate", "kinds", "look"]
 Progress = Callable[..., None]
 KEPT = 3 * 2**30  # bytes of q and k in one recording
 PIXELS = 4096  # a side of a picture
+LOGITS = 3 * 2**30  # bytes of logits, and of what is made of them
 SHOWN = 12  # next tokens that are told
 
 
-@lru_cache(maxsize=2)
 def _model(folder: str) -> Model:
+    return _loaded(folder, stamp(Path(folder)))
+
+
+@lru_cache(maxsize=2)
+def _loaded(folder: str, mark: str) -> Model:
+    """``mark``: a model that was trained further is loaded anew."""
     return models.load(folder)
 
 
@@ -68,11 +76,13 @@ def look(args: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 def _check_room(model: Model, text: str, tokens: int | None, layers: str) -> None:
     """q and k of a long text in a large model do not fit: say so before the model runs."""
-    if layers:
-        return
     n = len(model.text.encode(text))
     n = n if tokens is None else min(n, tokens)
-    found = [x for x in model.modules() if isinstance(x, MultiHeadAttention)]
+    found = [
+        x
+        for path, x in model.named_modules()
+        if isinstance(x, MultiHeadAttention) and (not layers or fnmatchcase(path, layers))
+    ]
     size = sum(4 * n * x.d_key * (x.heads + x.kv_heads) for x in found)
     if size > KEPT:
         raise ValueError(
@@ -120,6 +130,12 @@ def ablate(args: dict[str, Any], progress: Progress) -> dict[str, Any]:
     if not isinstance(model, TextDecoder):
         raise ValueError("next tokens are what language models give; this model is none")
     ids = torch.tensor([args["ids"]])
+    size = 8 * ids.numel() * model.config.whole("vocab_size", 1)  # float32, and once more for their softmax
+    if size > LOGITS:
+        raise ValueError(
+            f"the probabilities at {ids.numel():,} tokens would take {size / 2**30:.1f} GiB, and at most "
+            f"{LOGITS / 2**30:.0f} are allowed: run a shorter text"
+        )
     gone = [(path, head) for path, head in args["heads"]]
     cut = without(model, gone, by=args["by"], over=ids if args["by"] == "mean" else None)
     progress(0, 2, "with all heads")

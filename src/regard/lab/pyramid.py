@@ -42,7 +42,9 @@ class Pyramid:
 
     @property
     def bytes(self) -> int:
-        return sum(x.nbytes for pair in self._kept.values() for x in pair) + 16 * self.n
+        """What it holds; q and k are counted too, for those of a changed head are copies."""
+        held = [self.call.q, self.call.k, *(x for pair in self._kept.values() for x in pair)]
+        return sum(x.nbytes for x in held) + 16 * self.n
 
     def tile(self, level: int, x: int, y: int) -> Tensor:
         """``[rows, keys]``, at most ``TILE`` a side: tile x along keys and y along queries."""

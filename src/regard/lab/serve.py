@@ -61,27 +61,27 @@ def serving(lab: Lab, *, host: str = "127.0.0.1", port: int | None = None) -> It
 
 def check(address: str) -> list[str]:
     """Ask a lab for one thing of each kind; what it answered, a line each."""
-    told = []
-    for path in ("", "static/app.js", "plotly.js", "openapi.json", "api/workspace", "api/jobs"):
+    base, _, token = address.partition("?token=")
+
+    def asked(path: str) -> bytes:
+        request = urllib.request.Request(base + path, headers={"authorization": f"Bearer {token}"} if token else {})
         try:
-            with urllib.request.urlopen(address + path, timeout=20) as answer:
-                body = answer.read()
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                body: bytes = answer.read()
         except urllib.error.HTTPError as error:
             raise RuntimeError(f"the lab answered {error.code} for /{path}") from None
         told.append(f"{answer.status} /{path} ({len(body):,} bytes)")
-        if path == "api/workspace":
-            told.append(_first_recording(address, json.loads(body)))
+        return body
+
+    told: list[str] = []
+    for path in ("", "static/app.js", "plotly.js", "openapi.json", "api/jobs"):
+        asked(path)
+    for one in json.loads(asked("api/workspace"))["recordings"][:1]:
+        places = json.loads(asked(f"api/look/recording?recording={one['id']}"))["places"]
+        for place in [x for x in places if x["kept"]][:1]:  # one map, computed: the lab's main work
+            where = f"recording={one['id']}&place={place['place']}&head={place['heads'][0]}"
+            asked(f"api/look/tile?{where}&level=0&x=0&y=0")
     return told
-
-
-def _first_recording(address: str, workspace: dict[str, list[dict[str, str]]]) -> str:
-    """One map of what is open, computed: the lab's main work."""
-    name = workspace["recordings"][0]["id"]
-    with urllib.request.urlopen(f"{address}api/look/recording?recording={name}", timeout=20) as answer:
-        place = json.load(answer)["places"][0]
-    tile = f"api/look/tile?recording={name}&place=0&head={place['heads'][0]}&level=0&x=0&y=0"
-    with urllib.request.urlopen(address + tile, timeout=20) as answer:
-        return f"{answer.status} /{tile} ({len(answer.read()):,} bytes)"
 
 
 def _listening(host: str, port: int | None) -> socket.socket:

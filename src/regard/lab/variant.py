@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.kept import KeptCall
 from regard.models import load
@@ -51,18 +52,26 @@ def rotary_of(folder: Path | None, path: str) -> Rotary | None:
     """What turns q and k of a layer, where the model is known; schemes that stretch as they read are not undone."""
     if folder is None:
         return None
+    with _LOADING:
+        return _rotaries(str(folder)).get(path)
+
+
+_LOADING = threading.Lock()
+
+
+@lru_cache(maxsize=64)
+def _rotaries(folder: str) -> dict[str, Rotary]:
+    """By path; the model itself is let go."""
     try:
-        layer = _model(str(folder)).get_submodule(path)
-    except (AttributeError, ValueError, OSError, TypeError):
-        return None
-    position = getattr(layer, "position", None)
-    plain = isinstance(position, Rotary) and type(position).for_length is Rotary.for_length
-    return position if plain and position.attention_factor != 0 else None  # type: ignore[union-attr]
+        layers = list(load(folder).named_modules())
+    except (ValueError, OSError, TypeError):
+        return {}
+    found = ((path, getattr(layer, "position", None)) for path, layer in layers)
+    return {path: x for path, x in found if isinstance(x, Rotary) and _can_be_undone(x)}
 
 
-@lru_cache(maxsize=4)
-def _model(folder: str) -> nn.Module:
-    return load(folder)
+def _can_be_undone(rotary: Rotary) -> bool:
+    return type(rotary).for_length is Rotary.for_length and rotary.attention_factor != 0
 
 
 def _turned_back(rotary: Rotary, x: Tensor) -> Tensor:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 from importlib import import_module
 from typing import Any, TextIO
 
@@ -38,9 +40,13 @@ def serve(lines: TextIO, out: TextIO) -> None:
         out.write(json.dumps(what, allow_nan=False) + "\n")
         out.flush()
 
+    # A wish to stop is for a job; one that comes when it has just ended must not end the process.
+    by_itself = threading.current_thread() is threading.main_thread()
     say(ready=True)
     for line in lines:
         asked = json.loads(line)
+        if by_itself:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             result = _named(asked["kind"])(
                 asked["args"], lambda done, of=None, said="": say(done=done, of=of, said=said)
@@ -52,6 +58,9 @@ def serve(lines: TextIO, out: TextIO) -> None:
             say(error="there is not enough memory for this; try a shorter input")
         except KeyboardInterrupt:
             say(error="stopped")
+        finally:
+            if by_itself:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def one_line(error: BaseException) -> str:

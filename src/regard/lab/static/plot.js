@@ -8,7 +8,10 @@ function loaded() {
     const script = document.createElement("script");
     script.src = "/plotly.js";
     script.onload = () => resolve(window.Plotly);
-    script.onerror = () => reject(new Error("the charts' script could not be loaded"));
+    script.onerror = () => {
+      loading = null; // the next chart tries again
+      reject(new Error("the charts' script could not be loaded"));
+    };
     document.head.append(script);
   });
   return loading;

@@ -102,6 +102,7 @@ export class RunData {
     const known = this.offsets?.steps.length ?? 0;
     if (known < this.steps.length) {
       const told = await get("/api/evolve/offsets", { run: this.id, after: known ? this.steps[known - 1] : -1 }, signal);
+      if ((this.offsets?.steps.length ?? 0) !== known) return this.offsets; // another call was quicker
       if (!known) this.offsets = told;
       else for (const name of ["steps", "peak", "centre", "width", "covered"]) this.offsets[name].push(...told[name]);
     }

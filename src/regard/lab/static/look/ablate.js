@@ -56,13 +56,13 @@ export function makeAblate(root, view) {
       element("th", { scope: "row", text: `“${written(token).trim() || "␣"}”` }),
       element("td", { className: "bars" }, bar(before, "before"), bar(after, "after")),
       element("td", { className: "number", text: said(before) }), element("td", { className: "number", text: said(after) })));
-    const change = loss.after - loss.before;
+    const change = loss.before === null ? null : loss.after - loss.before; // a text of one token has no loss
     const head = ["next token", "", "before", "after"].map((text, i) => element("th", { scope: "col", text, className: i > 1 ? "number" : "" }));
-    result.replaceChildren(
-      element("p", {}, "Loss on the text ", element("b", { text: said(loss.before) }), " → ", element("b", { text: said(loss.after) }),
+    result.replaceChildren(...[
+      change !== null && element("p", {}, "Loss on the text ", element("b", { text: said(loss.before) }), " → ", element("b", { text: said(loss.after) }),
         ` (${change >= 0 ? "+" : ""}${said(change)} nats a token)`),
       element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows)),
-    );
+    ].filter(Boolean));
     result.scrollIntoView({ block: "nearest" });
   }
 

@@ -49,7 +49,9 @@ export function makeAttend(view) {
       view.change({ weights: { direction, at: here, values: shown(values, here), preview } });
       if (!preview && view[other()] === null) view.change({ [other()]: partner(values) });
     } catch (error) {
-      if (error.name !== "AbortError") note(error.message, "error");
+      if (error.name === "AbortError") return;
+      view.change({ weights: null });
+      note(error.message, "error");
     }
   }
 

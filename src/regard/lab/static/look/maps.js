@@ -72,6 +72,12 @@ export function makeMaps(root, view) {
       one.base = base;
       await sinks(one, signal);
       return one.map.source;
+    } catch (error) {
+      if (error.name !== "AbortError") { // nothing of another head stays under this one's name
+        one.base = "";
+        one.map.show(null, () => "");
+      }
+      throw error;
     } finally {
       one.busy.hidden = true;
       one.box.removeAttribute("aria-busy");
