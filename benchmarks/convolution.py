@@ -1,6 +1,6 @@
 """Attention in a convolution's place: how it learns beside convolutions, where its heads go, what replaces them.
 
-    python benchmarks/convolution.py [PART …] [--out runs] [--seeds 3]
+    python benchmarks/convolution.py [PART …] [--out runs] [--seeds 3] [--kinds quadratic resnet]
 
 ``digits``: trains `pixels` into ``--out/pixels-KIND-SEED`` (a run that has ended is not repeated), quadratic heads and
 the residual network with several seeds, the other kinds with one; then prints accuracies and offsets before and after,
@@ -49,19 +49,21 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS])
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="what digits trains; two are compared")
     given = parser.parse_args()
     say(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    missed = [name for name in given.parts or PARTS if not PARTS[name](given.out, given.seeds)]
+    missed = [name for name in given.parts or PARTS if not PARTS[name](given)]
     if missed:
         raise SystemExit(f"below the bar: {', '.join(missed)}")
 
 
-def _digits(out: Path, seeds: int) -> bool:
+def _digits(given: argparse.Namespace) -> bool:
+    out, seeds = given.out, given.seeds
     table = plain_table("held-out accuracy of `pixels`, percent")
     for column in ("model", "mean", "spread", "each", "weights", "seconds"):
         table.add_column(column, justify="left" if column == "model" else "right")
     means = {}
-    for kind in KINDS:
+    for kind in dict.fromkeys([*given.kinds, "quadratic", "resnet"]):
         many = seeds if kind in ("quadratic", "resnet") else 1
         runs = [train("pixels", _folder(out, kind, seed), {"seed": seed, **_sizes(kind)}) for seed in range(many)]
         scores = [100 * run.best["scores"]["accuracy"] for run in runs if run.best is not None]
@@ -98,13 +100,13 @@ def _offsets(out: Path, kind: str, seed: int) -> int:
     return max(covered[-1])
 
 
-def _replace(out: Path, seeds: int) -> bool:
+def _replace(given: argparse.Namespace) -> bool:
     table = plain_table(f"heads of fit ≥ 0.9 replaced by 7 × 7 convolutions, {SIDE} × {SIDE} pixels")
     for column in ("seed", "replaced", "accuracy", "points", "ms before", "ms after", "faster", "logits differ"):
         table.add_column(column, justify="right")
     good = True
-    for seed in range(seeds):
-        done = replace_in_run(_folder(out, "quadratic", seed), 0.9, side=SIDE)
+    for seed in range(given.seeds):
+        done = replace_in_run(_folder(given.out, "quadratic", seed), 0.9, side=SIDE)
         (before, after), seen, (many, of) = done.accuracy, done.larger, done.replaced.heads
         points = 100 * (after - before)
         table.add_row(
@@ -117,7 +119,7 @@ def _replace(out: Path, seeds: int) -> bool:
     return good
 
 
-def _alpha(out: Path, seeds: int) -> bool:
+def _alpha(given: argparse.Namespace) -> bool:
     torch.manual_seed(0)
     conv, x = nn.Conv2d(4, 6, 3, padding=1).double(), torch.randn(2, 4, 12, 12).double()
     table = plain_table("largest error of a soft 3 × 3 convolution, over the largest output")
@@ -134,7 +136,7 @@ def _alpha(out: Path, seeds: int) -> bool:
     return good
 
 
-def _stride(out: Path, seeds: int) -> bool:
+def _stride(given: argparse.Namespace) -> bool:
     """FLOPs of score and value products, by torch's own counter."""
     table = plain_table("FLOPs of score and value products, 3 × 3, 16 → 32 channels, 33 × 31 pixels")
     for column in ("stride", "queries", "of", "direct", "dense", "dense / direct"):
@@ -151,7 +153,7 @@ def _stride(out: Path, seeds: int) -> bool:
     return good
 
 
-def _shared(out: Path, seeds: int) -> bool:
+def _shared(given: argparse.Namespace) -> bool:
     """Weights that a batch shares computed once, against entry by entry; both in turn, the same results."""
     table = plain_table("attention at scale 0 with a Quadratic of 9 heads on 8 × 8 cells, values of width 12")
     for column in ("batch", "", "one by one (ms)", "shared (ms)", "ratio"):
