@@ -108,7 +108,7 @@ def test_a_residual_network_is_described(tmp_path: Path) -> None:
     task.save(model, tmp_path)
     assert sum(isinstance(x, nn.Conv2d) and x.kernel_size == (3, 3) for x in model.modules()) == 6
     # Patches, three blocks of two convolutions and two norms, a last norm, a head.
-    wanted = 54 * 2 + 3 * (2 * 9 * 54 * 54 + 2 * 2 * 54) + 2 * 54 + 10 * 55
+    wanted = 36 * 2 + 3 * (2 * 9 * 36 * 36 + 2 * 2 * 36) + 2 * 36 + 10 * 37
     assert sum(p.numel() for p in model.parameters()) == wanted
     done = CliRunner().invoke(app, ["describe", str(tmp_path)])
     assert done.exit_code == 0, done.output
@@ -245,7 +245,7 @@ def test_a_residual_network_has_no_hidden_width() -> None:
     ("kind", "old", "new", "message"),
     [
         ("quadratic", '"encoding": "quadratic"', '"encoding": "fourier"', "encoding is 'fourier'; known are quadratic"),
-        ("content", '"heads": 9', '"heads": 5', "heads is 5, which does not divide d, 54"),
+        ("content", '"heads": 9', '"heads": 5', "heads is 5, which does not divide d, 36"),
         ("quadratic", '"patch": 1', '"patch": 3', "patch 3 does not divide the side of a picture, 8"),
         ("resnet", '"convolutions": 6', '"convolutions": 5', "convolutions is 5; it must be even, two a block"),
         ("quadratic", '"heads": 9', '"heads": 3', "has shape"),

@@ -59,6 +59,8 @@ def lab(
         serve(opened, host=host, port=port, browser=shown)
     except KeyboardInterrupt:
         typer.echo("")
+    finally:
+        opened.close()
 
 
 def _opened(folders: list[Path], state: Path) -> Lab:

@@ -94,7 +94,7 @@ export class RunData {
         for (let at = 0; at < values.length; at += rows * columns) kept.push(values.subarray(at, at + rows * columns));
       }
     }
-    return kept;
+    return kept.slice(0, this.steps.length); // a run that grows may have sent more than is known of it here
   }
 
   async where(signal) {

@@ -97,7 +97,7 @@ export function stage({ jump, change }) {
         const kind = data.labels.at(-1)[at][0];
         return {
           label: `${data.heads[at].label}${kind ? ` ${kind}` : ""}`, colour: colourOf(data, at, data.labels.length - 1),
-          class: at === head ? "picked" : "", points: values.map((row, k) => [data.steps[k], row[at] ?? NaN]),
+          class: at === head ? "picked" : "", points: data.steps.slice(0, values.length).map((step, k) => [step, values[k][at] ?? NaN]),
         };
       }),
     });
