@@ -116,7 +116,7 @@ def _tab(given: argparse.Namespace) -> bool:
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=quiet)
             page = browser.new_page(viewport={"width": 1280, "height": 900})
             page.goto(f"{address}?room=look&recording={name}&place=1&head=0")
-            box = page.locator("canvas.map").first
+            box = page.locator('[data-map="B"] canvas')
             box.wait_for(timeout=60_000)
             chance, most = random.Random(0), 0
             for _ in range(40):
