@@ -16,7 +16,7 @@ from regard.lab.variant import rotary_of
 from regard.observables import Observation
 from regard.scores import term_tile
 from regard.watching import Seen, atlas, table
-from regard.watching.page import IMAGE, grid_of, packed_map, pooled
+from regard.watching.page import IMAGE, grid_of, packed_map, pooled, shared
 from regard.watching.words import words
 
 __all__ = ["head_answer", "recording_answer", "why_answer"]
@@ -43,7 +43,7 @@ def recording_answer(lab: Lab, one: Opened, seen: Seen) -> dict[str, Any]:
                 **{"place": number, "path": path, "name": names[path], "n": observation.n, "m": observation.m},
                 **{"heads": list(observation.heads), "kept": kept is not None, "numbers": numbers[path]},
                 **{"batches": 0 if observation.counted is None else observation.counted.shape[0]},
-                **{"queries": _shared(texts, queries), "keys": _shared(texts, keys)},
+                **{"queries": shared(texts, queries), "keys": shared(texts, keys)},
                 **{"grid": grid_of(observation, seen.about), "sink": observation.observe.sink},
                 **packed_map(observation, 1),
                 "has": _has(kept, folder, path),
@@ -75,14 +75,6 @@ def _has(call: Any, folder: Any, path: str) -> dict[str, Any]:
         "scale": scores.scale if math.isfinite(scores.scale) else None,
         "hard": not scores.softcap and scores.sinks is None,
     }
-
-
-def _shared(texts: list[list[str]], found: list[str] | None) -> int | None:
-    if found is None:
-        return None
-    if found not in texts:
-        texts.append(found)
-    return texts.index(found)
 
 
 def head_answer(observation: Observation, at: int, batch: int) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from regard.watching.words import check_words, words
 if TYPE_CHECKING:
     from regard.watching.seen import Seen
 
-__all__ = ["grid_of", "html", "packed_map", "pooled"]
+__all__ = ["grid_of", "html", "packed_map", "pooled", "shared"]
 
 SCRIPTS = ("numbers.js", "draw.js", "overview.js", "tokens.js", "page.js")
 LARGEST = 15_000_000  # bytes of numbers: 20 MB once they are base64
@@ -96,7 +96,7 @@ def _data(places: Mapping[str, Observation], about: Mapping[str, Any], batch: in
         observation = places[path]
         queries, keys = words(about, path, observation.n, observation.m)
         place |= {"path": path, "name": names[path], "numbers": numbers[path]}
-        place |= {"queries": _shared(texts, queries), "keys": _shared(texts, keys)}
+        place |= {"queries": shared(texts, queries), "keys": shared(texts, keys)}
         place |= _lists(observation, batch, most) | {"grid": grid_of(observation, about)}
     image = about.get("image")
     return {
@@ -110,7 +110,7 @@ def _data(places: Mapping[str, Observation], about: Mapping[str, Any], batch: in
     }
 
 
-def _shared(texts: list[list[str]], found: list[str] | None) -> int | None:
+def shared(texts: list[list[str]], found: list[str] | None) -> int | None:
     """The number of a text in ``texts``: places mostly read the same one, which is then there once."""
     if found is None:
         return None
