@@ -52,12 +52,14 @@ class Observe:
     ``key_mass``, ``top=k``; ``sink=S`` first keys and ``local=r`` set two row masses. ``grid=(height, width)`` reads
     positions as cells of an image, the last height·width keys; tokens before it (a class token) stand nowhere.
     ``offset`` as in masks. ``queries``: the real query rows, lengths ``[B]`` or bool ``[B, n]``; without it a
-    ``Padding`` in the mask serves where n = m. ``keep=True`` holds q and k (as they
-    are, not copied: do not change them in place) and each row's sums, for exact weights later. ``heads``: only these
-    are measured, the others run at full speed; results have them in this order.
+    ``Padding`` in the mask serves where n = m. ``keep=True`` holds q and k (as they are, not copied: do not change them
+    in place) and each row's sums, for exact weights later. ``heads``: only these are measured, the others run at full
+    speed; results have them in this order.
 
-    >>> Observe(map=8, top=2).map
-    8
+    >>> q = torch.randn(1, 4, 100, 8)  # 4 heads
+    >>> out, seen = regard.attention(q, q, q, observe=Observe(map=10, top=3, heads=(2,)))
+    >>> out.shape, seen.map.shape, seen.top.shape
+    (torch.Size([1, 4, 100, 8]), torch.Size([1, 10, 10]), torch.Size([1, 1, 100, 3]))
     """
 
     map: int = 0
@@ -138,6 +140,14 @@ class Observation:
     ``counted [B, H, n]``: the rows that count; ``rows [H]`` how many; ``map_rows [H, g]`` and ``profile_rows`` how many
     went into each bin. After merging calls of unequal n or m the row values, n and m are None. ``value_norm [B, H, m]``
     is ‖v_j W_O‖, how much of key j's value a head can move: ``regard.watch`` fills it in, the operator knows no W_O.
+
+    >>> x = torch.eye(4).reshape(1, 1, 4, 4)
+    >>> _, seen = regard.attention(x, x, x, mask=regard.Causal(), scale=0, observe=Observe(map=2))
+    >>> seen
+    Observation of 4 queries and 4 keys: rows [1], lse [1, 1, 4], entropy [1, 1, 4], ... map [1, 2, 2], map_rows [1, 2]
+    >>> seen.map[0]  # the first two rows see the first two keys alone
+    tensor([[1.0000, 0.0000],
+            [0.5833, 0.4167]])
     """
 
     observe: Observe
@@ -170,7 +180,13 @@ class Observation:
         return tuple(range(self.rows.shape[0])) if self.observe.heads is None else self.observe.heads
 
     def at(self, head: int) -> int:
-        """Where the values of a head stand."""
+        """Where the values of a head stand.
+
+        >>> x = torch.randn(1, 4, 5, 3)
+        >>> _, seen = regard.attention(x, x, x, observe=Observe(heads=(3, 1)))
+        >>> seen.at(1), seen.entropy[0, seen.at(1)].shape
+        (1, torch.Size([5]))
+        """
         integer("head", head)
         if head not in self.heads:
             known = ", ".join(map(str, self.heads)) if self.observe.heads else f"0 … {len(self.heads) - 1}"
@@ -185,7 +201,13 @@ class Observation:
         return f"Observation of {self.n} queries and {self.m} keys: {', '.join(parts)}{kept}"
 
     def mean(self, name: str) -> Tensor:
-        """The mean ``[H]`` of a row value over the rows that count (NaN for a head with none)."""
+        """The mean ``[H]`` of a row value over the rows that count (NaN for a head with none).
+
+        >>> x = torch.randn(1, 2, 5, 3)
+        >>> _, seen = regard.attention(x, x, x, mask=regard.Causal(), observe=Observe())
+        >>> seen.mean("visible")  # 1 + 2 + 3 + 4 + 5 keys, over 5 rows
+        tensor([3., 3.], dtype=torch.float64)
+        """
         values = getattr(self, name) if name in ROW_VALUES else None
         if values is None or self.counted is None:
             known = (
@@ -209,6 +231,12 @@ class Observation:
 
         The calls must have observed the same things with the same heads. Where n or m differ only maps and profiles
         merge; the rest becomes None.
+
+        >>> short, long = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 11, 3)
+        >>> seen = [regard.attention(x, x, x, observe=Observe(map=4))[1] for x in (short, long)]
+        >>> both = seen[0].merge(seen[1])
+        >>> both.rows, both.map.shape, both.entropy
+        (tensor([16, 16]), torch.Size([2, 4, 4]), None)
         """
         merged = self
         for other in others:
@@ -218,7 +246,16 @@ class Observation:
         return merged
 
     def weights(self, head: int, rows: Where = None, keys: Where = None, *, batch: int = 0) -> Tensor:
-        """The exact weights ``A[rows, keys]`` of one head, computed now from q and k. None is all of them."""
+        """The exact weights ``A[rows, keys]`` of one head, computed now: observe with ``Observe(keep=True)``.
+
+        ``rows`` and ``keys``: a number (negative ones count from the end), a slice, a range, a list, or None for all of
+        them; ``batch``: which entry of the batch.
+
+        >>> x = torch.eye(3).reshape(1, 1, 3, 3)
+        >>> _, seen = regard.attention(x, x, x, mask=regard.Causal(), scale=0, observe=Observe(keep=True))
+        >>> seen.weights(head=0, rows=-1, keys=slice(0, 2))
+        tensor([[0.3333, 0.3333]])
+        """
         call, entry = self._call(batch)
         return call.weights(entry, self.at(head), rows, keys)
 
@@ -227,6 +264,12 @@ class Observation:
 
         A region that is no larger than that is not pooled: its cells are exact weights. Rows that do not count
         (padding) are left out, as in ``map``; a row of cells made of such rows alone is 0.
+
+        >>> x = torch.eye(4).reshape(1, 1, 4, 4)
+        >>> _, seen = regard.attention(x, x, x, mask=regard.Causal(), scale=0, observe=Observe(keep=True))
+        >>> seen.tile(head=0, rows=slice(2, 4), size=2)  # two rows as they are, keys in two bins
+        tensor([[0.6667, 0.3333],
+                [0.5000, 0.5000]])
         """
         integer("size", size, least=1)
         call, entry = self._call(batch)
@@ -235,12 +278,29 @@ class Observation:
         return call.tile(entry, self.at(head), rows, keys, size, self.counted[batch, self.at(head)])
 
     def sees(self, head: int, rows: Where = None, keys: Where = None, *, batch: int = 0) -> Tensor:
-        """Which keys a row may attend to, bool; a weight of 0 does not tell, for it may be a very small one."""
+        """Which keys a row may attend to, bool; a weight of 0 does not tell, for it may be a very small one.
+
+        >>> x = torch.eye(2).reshape(1, 1, 2, 2)
+        >>> _, seen = regard.attention(x, x, x, mask=regard.Causal(), observe=Observe(keep=True))
+        >>> seen.sees(head=0)
+        tensor([[ True, False],
+                [ True,  True]])
+        """
         call, entry = self._call(batch)
         return call.visible(entry, self.at(head), rows, keys)
 
     def moved(self, head: int, rows: Where = None, keys: Where = None, *, batch: int = 0) -> Tensor:
-        """``A_ij ‖v_j W_O‖``: weights times how much there is to move, which weights alone do not tell."""
+        """``A_ij ‖v_j W_O‖``: weights times how much there is to move, which weights alone do not tell.
+
+        The norms are ``value_norm``, which ``regard.watch(model, Observe(keep=True), values=True)`` takes.
+
+        >>> model, x = regard.nn.MultiHeadAttention(6, heads=3), torch.randn(1, 5, 6)
+        >>> x[0, 2] = 0  # this token has no value: looked at or not, it moves nothing
+        >>> with regard.watch(model, Observe(keep=True), values=True) as seen:
+        ...     y = model(x)
+        >>> seen[0].moved(head=1)[:, 2]
+        tensor([0., 0., 0., 0., 0.])
+        """
         if self.value_norm is None:
             raise ValueError("the values' norms were not taken; watch with regard.watch(model, observe, values=True)")
         weights = self.weights(head, rows, keys, batch=batch)

@@ -17,11 +17,30 @@ LARGEST_DRAWING = 24  # rows or columns; a larger mask is only named
 class Mask:
     """Which keys each query may attend to. ``a & b`` allows what both allow, ``a | b`` what either allows.
 
-    A bool tensor beside a mask is taken as ``Dense``: ``Causal() & tensor``.
+    A bool tensor beside a mask is taken as ``Dense``: ``Causal() & tensor``. A mask of your own implements ``lower``,
+    here every other key:
+
+    >>> from regard.scores import RowMask
+    >>> class EveryOther(Mask):
+    ...     def lower(self, n, m, device="cpu"):
+    ...         return RowMask(dense=(torch.arange(n)[:, None] - torch.arange(m)) % 2 == 0)
+    >>> print(regard.Causal() & EveryOther())
+    Causal() & EveryOther()
+    ■ · · · · ·
+    · ■ · · · ·
+    ■ · ■ · · ·
+    · ■ · ■ · ·
+    ■ · ■ · ■ ·
+    · ■ · ■ · ■
+    (rows: 6 queries, columns: 6 keys; ■ may attend, · hidden)
     """
 
     def lower(self, n: int, m: int, device: torch.device | str = "cpu") -> RowMask:
-        """The mask for n queries and m keys, as runs of keys where it can be, else as a dense bool mask."""
+        """The mask for n queries and m keys, as runs of keys where it can be, else as a dense bool mask.
+
+        >>> regard.Causal().lower(2, 5).hi  # the keys of a row are lo ≤ j < hi
+        tensor([4, 5])
+        """
         raise TypeError(f"{type(self).__name__} must say what it allows")
 
     def dense(self, n: int, m: int, device: torch.device | str = "cpu") -> Tensor:
@@ -34,7 +53,12 @@ class Mask:
         return self.lower(n, m, device).as_dense(n, m).to(device)
 
     def real_queries(self, n: int, m: int) -> Tensor | None:
-        """``[B, n]``: the queries that are no padding, where the mask knows (n = m and a ``Padding`` in it)."""
+        """``[B, n]``: the queries that are no padding, where the mask knows (n = m and a ``Padding`` in it); else None.
+
+        >>> (regard.Causal() & regard.Padding([3, 1])).real_queries(3, 3)
+        tensor([[ True,  True,  True],
+                [ True, False, False]])
+        """
         return None
 
     def __and__(self, other: Mask | Tensor) -> Mask:
@@ -78,7 +102,14 @@ class Mask:
 @value
 @dataclass(frozen=True, repr=False, eq=False)
 class Dense(Mask):
-    """Any bool tensor broadcastable to ``[*batch, H, n, m]``; **True = may attend**. It is stored as it is given."""
+    """Any bool tensor broadcastable to ``[*batch, H, n, m]``; **True = may attend**. It is stored as it is given.
+
+    >>> print(Dense(torch.tensor([[True, False], [True, True]])))
+    Dense(bool [2, 2])
+    ■ ·
+    ■ ■
+    (rows: 2 queries, columns: 2 keys; ■ may attend, · hidden)
+    """
 
     see: Tensor
 

@@ -24,6 +24,12 @@ class Causal(Mask):
 
         Causal(), n=2, m=4:  ■ ■ ■ ·        Causal(offset=0):  ■ · · ·
                              ■ ■ ■ ■                           ■ ■ · ·
+
+    >>> x = torch.eye(3).unsqueeze(0)
+    >>> regard.attention(x, x, x, mask=Causal(), scale=0)  # each row averages itself and what came before
+    tensor([[[1.0000, 0.0000, 0.0000],
+             [0.5000, 0.5000, 0.0000],
+             [0.3333, 0.3333, 0.3333]]])
     """
 
     offset: int | None = None
@@ -45,6 +51,16 @@ class Window(Mask):
     """``i + offset − before ≤ j ≤ i + offset + after``: a band around the query; ``after=None`` is ``before`` again.
 
     ``Causal() & Window(255)`` is the sliding window of 256 tokens of decoders.
+
+    >>> print(Causal() & Window(2))
+    Causal() & Window(2, 2)
+    ■ · · · · ·
+    ■ ■ · · · ·
+    ■ ■ ■ · · ·
+    · ■ ■ ■ · ·
+    · · ■ ■ ■ ·
+    · · · ■ ■ ■
+    (rows: 6 queries, columns: 6 keys; ■ may attend, · hidden)
     """
 
     before: int
@@ -75,6 +91,12 @@ class Padding(Mask):
 
     A length of 0 hides every key: the outputs of that entry are 0. In self-attention (n = m) the same tensor says which
     *queries* are real, so that observations do not count padding.
+
+    >>> Padding([3, 1]).dense(1, 4).squeeze()  # two texts of 3 and 1 tokens, padded to 4
+    tensor([[ True,  True,  True, False],
+            [ True, False, False, False]])
+    >>> Padding([[False, True, True, True]]).dense(1, 4).squeeze()  # padded on the left
+    tensor([False,  True,  True,  True])
     """
 
     keys: Tensor
@@ -128,7 +150,18 @@ class Padding(Mask):
 @value
 @dataclass(frozen=True, repr=False, eq=False)
 class Prefix(Mask):
-    """``j < lengths[b]``: every query sees the first keys; ``Causal() | Prefix(lengths)`` is a prefix model."""
+    """``j < lengths[b]``: every query sees the first keys; ``Causal() | Prefix(lengths)`` is a prefix model.
+
+    >>> print(Causal() | Prefix(3))
+    Causal() | Prefix([3])
+    ■ ■ ■ · · ·
+    ■ ■ ■ · · ·
+    ■ ■ ■ · · ·
+    ■ ■ ■ ■ · ·
+    ■ ■ ■ ■ ■ ·
+    ■ ■ ■ ■ ■ ■
+    (rows: 6 queries, columns: 6 keys; ■ may attend, · hidden)
+    """
 
     lengths: Tensor
 
@@ -156,6 +189,15 @@ class Segments(Mask):
     ``ids [n]`` or ``[B, n]``; ``key_ids [m]`` or ``[B, m]``, by default ``ids`` again. With fewer queries than keys and
     ids for all m keys alone, the queries take the ids at their positions i + (m − n). Ids in any order; documents that
     lie in one piece each become runs of keys, scattered ones a dense mask.
+
+    >>> print(Causal() & Segments([0, 0, 1, 1, 1]))
+    Causal() & Segments([0, 0, 1, 1, 1])
+    ■ · · · ·
+    ■ ■ · · ·
+    · · ■ · ·
+    · · ■ ■ ·
+    · · ■ ■ ■
+    (rows: 5 queries, columns: 5 keys; ■ may attend, · hidden)
     """
 
     ids: Tensor
