@@ -17,6 +17,17 @@ class AddedToInput(nn.Module):
     count on: left padding, packed documents. On a grid of h × w cells, read row by row, the last h·w rows of x are the
     cells and rows before them (class tokens) get no code; such an x is always whole, so ``start`` must be 0 and ``at``
     is refused.
+
+    >>> class Ramp(AddedToInput):
+    ...     d, grid = 2, None
+    ...     def code_at(self, at):
+    ...         return at.unsqueeze(-1).expand(*at.shape, self.d)
+    ...     def code(self, n, start=0):
+    ...         return self.code_at(torch.arange(start, start + n))
+    >>> Ramp()(torch.zeros(3, 2), start=5)
+    tensor([[5., 5.],
+            [6., 6.],
+            [7., 7.]])
     """
 
     d: int

@@ -15,7 +15,14 @@ LAYOUTS = ("halves", "pairs")
 
 
 class Scaling:
-    """A change of the frequencies that stretches the reach of ``Rotary``: ``frequencies [r/2] → [r/2]``."""
+    """A change of the frequencies that stretches the reach of ``Rotary``: ``frequencies [r/2] → [r/2]``.
+
+    >>> class Slower(Scaling):  # all but the fastest pair
+    ...     def __call__(self, frequencies):
+    ...         return torch.cat([frequencies[:1], frequencies[1:] / 10])
+    >>> Rotary(4, scaling=Slower()).inverse_frequencies()
+    tensor([1.0000, 0.0010], dtype=torch.float64)
+    """
 
     def __call__(self, frequencies: Tensor) -> Tensor:
         raise TypeError(f"{type(self).__name__} must say how it changes frequencies")
