@@ -139,6 +139,11 @@ class Block(nn.Module):
 
         A decoder layer becomes a block with cross-attention. Torch's masks mean the opposite of ours:
         ``regard.masks.from_torch`` converts them; causality is ``Causal()``.
+
+        >>> theirs = nn.TransformerEncoderLayer(6, 3, 11, batch_first=True).double().train(False)
+        >>> ours, x = Block.from_torch(theirs), torch.randn(2, 5, 6, dtype=torch.float64)
+        >>> torch.allclose(ours(x), theirs(x))
+        True
         """
         check_kind("layer", layer, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
         first, second = layer.linear1, layer.linear2
@@ -202,6 +207,10 @@ def make_block(
     projections and the feed-forward network), ``norm=LayerNorm``, ``order="pre"``, ``activation="gelu"``, ``gated``,
     ``scale``, ``softcap``, ``sinks``, ``backend``. The position is for self-attention alone. ``dropout`` falls on
     attention weights, hidden vectors and sublayer outputs.
+
+    >>> block = make_block(8, heads=4, hidden=20, kv_heads=1, gated=True, activation="silu", bias=False)
+    >>> sum(p.numel() for p in block.attention.parameters()), block.feedforward.extra_repr()
+    (160, '8 → 20 → 8, silu gated')
     """
     known = BlockOptions.__annotations__
     for name in options:

@@ -166,7 +166,14 @@ class KeyValueCache:
 
 @dataclass
 class BlockCache:
-    """The caches of one block: ``own`` for self-attention, ``cross`` for cross-attention (unused without one)."""
+    """The caches of one block: ``own`` for self-attention, ``cross`` for cross-attention (unused without one).
+
+    >>> block, cache = regard.nn.make_block(6, heads=3, hidden=12), BlockCache()
+    >>> with torch.no_grad():
+    ...     y = block(torch.randn(2, 5, 6), mask=regard.Causal(), cache=cache)
+    >>> len(cache.own), len(cache.cross)
+    (5, 0)
+    """
 
     own: KeyValueCache = field(default_factory=KeyValueCache)
     cross: KeyValueCache = field(default_factory=KeyValueCache)
@@ -177,10 +184,17 @@ class BlockCache:
 
 
 class DecoderCache:
-    """One ``BlockCache`` a block; ``length`` is the number of tokens read so far.
+    """One ``BlockCache`` a block; ``length`` is the number of tokens read so far. ``Decoder.new_cache`` makes one.
 
-    >>> DecoderCache(2).length
-    0
+    >>> decoder = regard.nn.Decoder(6, heads=3, layers=2, vocab=11).eval()
+    >>> cache = decoder.new_cache()
+    >>> with torch.no_grad():
+    ...     logits = decoder(torch.tensor([[3, 1, 4, 1, 5]]), cache=cache)
+    >>> cache.length, len(cache.layers)
+    (5, 2)
+    >>> cache.crop(3)  # as if the last two had never been read
+    >>> cache.length
+    3
     """
 
     def __init__(self, layers: int, capacity: int = 0) -> None:

@@ -65,7 +65,11 @@ class Decoder(Stack):
         return cls.of([Block.from_torch(layer) for layer in decoder.layers], norm=norm).train(decoder.training)
 
     def new_cache(self, capacity: int = 0) -> DecoderCache:
-        """An empty cache for this decoder, with room for ``capacity`` tokens from the start."""
+        """An empty cache for this decoder, with room for ``capacity`` tokens from the start.
+
+        >>> Decoder(6, heads=3, layers=2).new_cache(100).length
+        0
+        """
         return DecoderCache(len(self.blocks), capacity)
 
     def forward(

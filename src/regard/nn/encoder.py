@@ -55,6 +55,11 @@ class Encoder(Stack):
         """The same function with the weights of ``nn.TransformerEncoder`` (copies); ours is always batch first.
 
         At padded positions torch's fused path returns zeros and ours what the formula gives.
+
+        >>> theirs = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 11, batch_first=True), 2).double().eval()
+        >>> ours, x = Encoder.from_torch(theirs), torch.randn(2, 5, 6, dtype=torch.float64)
+        >>> torch.allclose(ours(x), theirs(x))
+        True
         """
         check_kind("encoder", encoder, nn.TransformerEncoder)
         norm = None if encoder.norm is None else norm_from_torch("norm", encoder.norm)

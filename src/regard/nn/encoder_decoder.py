@@ -77,7 +77,12 @@ class EncoderDecoder(nn.Module):
 
     @classmethod
     def of(cls, encoder: Encoder, decoder: Decoder) -> EncoderDecoder:
-        """One model of two stacks already made; the decoder's blocks have cross-attention over the encoder's width."""
+        """One model of two stacks already made; the decoder's blocks have cross-attention over the encoder's width.
+
+        >>> reads, writes = Encoder(4, heads=2, layers=1), Decoder(6, heads=3, layers=2, d_context=4, vocab=11)
+        >>> EncoderDecoder.of(reads, writes)(torch.zeros(1, 7, 4), torch.tensor([[1, 2, 3]])).shape
+        torch.Size([1, 3, 11])
+        """
         check_kind("encoder", encoder, Encoder)
         check_kind("decoder", decoder, Decoder)
         for i, block in enumerate(decoder.blocks):
@@ -128,6 +133,13 @@ class EncoderDecoder(nn.Module):
 
         With ``cache`` the context's keys are computed at the first step alone; later steps do not look at ``context``
         again, so ``reset`` the cache before another one.
+
+        >>> model = EncoderDecoder(6, heads=3, layers=1, vocab=11).eval()
+        >>> with torch.no_grad():
+        ...     context, cache = model.encode(torch.tensor([[1, 2, 3]])), model.new_cache()
+        ...     steps = [model.decode(torch.tensor([[i]]), context, cache=cache) for i in (4, 5)]
+        >>> torch.allclose(torch.cat(steps, 1), model(torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]])), atol=1e-5)
+        True
         """
         cross = as_padding(padding, context)
         return self.decoder(target, context, mask=mask, context_mask=cross, at=at, cache=cache, observe=observe)

@@ -150,6 +150,11 @@ class MultiHeadAttention(nn.Module):
           context's keys and values are computed at the first call and read from the cache after; a later context of
           the same shape is not looked at, so ``reset`` the cache before another one. A call that raises leaves the
           cache as it was.
+
+        >>> layer, x = MultiHeadAttention(6, heads=3), torch.randn(2, 5, 6)
+        >>> out, seen = layer(x, mask=Dense(torch.ones(5, 5).tril().bool()), observe=Observe())
+        >>> out.shape, seen.entropy.shape, seen.mean("visible")
+        (torch.Size([2, 5, 6]), torch.Size([2, 3, 5]), tensor([3., 3., 3.], dtype=torch.float64))
         """
         self._check(x, context)
         check_mask("mask", mask)
@@ -271,6 +276,11 @@ class MultiHeadAttention(nn.Module):
 
         Ours is always batch first: give ``[B, n, D]`` whatever ``layer.batch_first`` says. Its masks mean the opposite:
         ``regard.masks.from_torch`` converts them. ``add_bias_kv``, ``add_zero_attn`` and ``kdim ≠ vdim`` are refused.
+
+        >>> theirs = nn.MultiheadAttention(6, 3, batch_first=True).double()
+        >>> ours, x = MultiHeadAttention.from_torch(theirs), torch.randn(2, 5, 6, dtype=torch.float64)
+        >>> torch.allclose(ours(x), theirs(x, x, x)[0])
+        True
         """
         return attention_from_torch(cls, layer)
 
@@ -278,6 +288,11 @@ class MultiHeadAttention(nn.Module):
         """``nn.MultiheadAttention(batch_first=True)`` with copies of these weights; what it cannot hold is refused.
 
         It has biases on all projections or on none: where this layer has only some, the others are zeros there.
+
+        >>> ours, x = MultiHeadAttention(6, heads=3).double(), torch.randn(2, 5, 6, dtype=torch.float64)
+        >>> theirs = ours.to_torch()
+        >>> torch.allclose(theirs(x, x, x)[0], ours(x))
+        True
         """
         return attention_to_torch(self)
 

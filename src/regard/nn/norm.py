@@ -43,7 +43,11 @@ class LayerNorm(nn.Module):
 
     @classmethod
     def from_torch(cls, layer: nn.LayerNorm) -> LayerNorm:
-        """The same layer with the weights of ``nn.LayerNorm(D)``; copies, not views."""
+        """The same layer with the weights of ``nn.LayerNorm(D)``; copies, not views.
+
+        >>> LayerNorm.from_torch(nn.LayerNorm(6, eps=1e-12))
+        LayerNorm(6, eps=1e-12, bias=True)
+        """
         check_kind("layer", layer, nn.LayerNorm)
         if len(layer.normalized_shape) != 1:
             raise ValueError(f"LayerNorm is over one dimension, got normalized_shape={tuple(layer.normalized_shape)}")

@@ -94,6 +94,14 @@ class Stack(nn.Module):
     """``x = code + s·E[ids]`` (or the vectors given), then the blocks in turn, then a last norm if there is one.
 
     ``position`` is what is added to the input (``Sinusoidal``, ``Learned``); ``dropout`` falls on that sum.
+
+    ``Encoder`` and ``Decoder`` are stacks. ``of`` takes blocks that differ:
+
+    >>> from regard.nn import Encoder, LayerNorm, make_block
+    >>> blocks = [make_block(6, heads=heads, hidden=12) for heads in (1, 2, 3)]
+    >>> encoder = Encoder.of(blocks, norm=LayerNorm(6))
+    >>> [block.attention.heads for block in encoder.blocks], encoder(torch.zeros(2, 5, 6)).shape
+    ([1, 2, 3], torch.Size([2, 5, 6]))
     """
 
     def __init__(
@@ -133,7 +141,12 @@ class Stack(nn.Module):
         position: AddedToInput | None = None,
         dropout: float = 0.0,
     ) -> Self:
-        """A stack of blocks already made."""
+        """A stack of blocks already made.
+
+        >>> from regard.nn import Decoder, make_block
+        >>> Decoder.of([make_block(6, heads=3, hidden=12)], tokens=Tokens(11, 6))(torch.tensor([[1, 2]])).shape
+        torch.Size([1, 2, 11])
+        """
         self = cls.__new__(cls)
         Stack.__init__(self, blocks, norm=norm, tokens=tokens, position=position, dropout=dropout)
         return self
@@ -142,6 +155,11 @@ class Stack(nn.Module):
         """Token ids ``[*B, n]``, or vectors ``[*B, n, D]`` without a vocabulary → vectors with positions added.
 
         The rows' positions are start, start + 1, …, or ``at``.
+
+        >>> encoder = regard.nn.Encoder(6, heads=3, layers=1, position=regard.Sinusoidal(6)).eval()
+        >>> x = torch.zeros(1, 4, 6)
+        >>> torch.equal(encoder.embed(x, start=2)[:, :2], encoder.embed(x)[:, 2:])
+        True
         """
         if self.tokens is not None:
             x = self.tokens(x)
