@@ -25,6 +25,12 @@ def create(config: Mapping[str, Any], *, beside: Mapping[str, bytes] | None = No
 
     L counts the residual blocks: each adds two sublayers, and the sum stays of one size. ``beside`` are small files of
     the folder to be, by name (``tokenizer.json``). T5's products are not divided by √d, so W_Q is smaller by that.
+
+    >>> sizes = {"vocab_size": 256, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 16}
+    >>> model = create({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **sizes})
+    >>> ids = torch.tensor([model.text.encode("bytes")])  # 256 tokens and no tokenizer.json: bytes
+    >>> model(ids).shape, sum(p.numel() for p in model.parameters())
+    (torch.Size([1, 5, 256]), 7056)
     """
     entries = Config(config)
     if entries.kind not in FAMILIES:

@@ -39,7 +39,7 @@ class Given:
 
 
 class Writer(Model):
-    """A model that continues a prompt.
+    """A model that continues a prompt: ``TextDecoder`` and ``TextToText``.
 
     A prompt is a text, several texts, ids ``[n]`` or ``[B, n]``, or lists of ids of any lengths. What is written ends
     at an end token (the model's own unless ``end`` says otherwise; None writes on) or after ``length`` tokens.
@@ -76,6 +76,12 @@ class Writer(Model):
           stretch as a text grows (``dynamic``, ``longrope``): kept keys stay turned as they were.
         - of ``generation_config.json`` the end and start tokens are taken. What else it asks for is an argument
           here, or is not done; one warning says so where it would change greedy text. No chat template is applied.
+
+        >>> model = regard.models.load(regard.models.bundled())
+        >>> model.generate("import os", 3)
+        '.path'
+        >>> model.generate([[386, 264, 577], [386]], 5, temperature=0.8, seed=1).shape  # ids, padded on the left
+        torch.Size([2, 5])
         """
         given = self._given(prompt)
         steps = list(self._steps(given, length, Sampling(temperature, top_k, top_p), seed, end, cache))
@@ -97,7 +103,12 @@ class Writer(Model):
         end: End = "model",
         cache: bool = True,
     ) -> Iterator[str] | Iterator[Tensor]:
-        """As ``generate``, one token at a time: pieces of text for one text, else ids ``[B]``."""
+        """As ``generate``, one token at a time: pieces of text for one text, else ids ``[B]``.
+
+        >>> model = regard.models.load(regard.models.bundled())
+        >>> list(model.stream("import os", 3))
+        ['.', 'p', 'ath']
+        """
         given = self._given(prompt)
         if given.text == "many":
             raise TypeError("stream writes one text at a time; give one, or ids for a whole batch")

@@ -20,6 +20,13 @@ class ImageModel(Model):
 
     Without a classifier y itself, ``[B, N + 1, D]``: the class token's vector, then one a patch. ``images`` makes such
     tensors from files, pictures or arrays, as the folder's ``preprocessor_config.json`` says.
+
+    >>> sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 24}
+    >>> classes = {"architectures": ["ViTForImageClassification"], "id2label": {"0": "cat", "1": "dog"}}
+    >>> model = regard.models.create({"model_type": "vit", "image_size": 8, "patch_size": 4, **sizes, **classes})
+    >>> pictures = model.images([torch.zeros(20, 30, 3, dtype=torch.uint8).numpy()])  # any size: it is resized
+    >>> pictures.shape, model(pictures).shape, model.labels
+    (torch.Size([1, 3, 8, 8]), torch.Size([1, 2]), ['cat', 'dog'])
     """
 
     def __init__(self, config: Config, table: Table, vit: VisionTransformer, *, pooler: nn.Module | None = None):

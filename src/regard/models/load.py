@@ -27,7 +27,11 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def known() -> tuple[str, ...]:
-    """The ``model_type``s that can be loaded."""
+    """The ``model_type``s that can be loaded.
+
+    >>> "llama" in known(), "mamba" in known()
+    (True, False)
+    """
     return tuple(FAMILIES)
 
 
@@ -42,6 +46,12 @@ def load(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
     - ``dtype`` None keeps the files': parameters are then views of mapped files, read as they are needed (a mixture of
       dtypes becomes the widest of them); another one is converted, tensor by tensor. A file that is replaced while a
       model uses it does not change it; one that is overwritten in place does.
+
+    >>> model = load(regard.models.bundled())
+    >>> ids = torch.tensor([model.text.encode("Return the number")])
+    >>> logits, seen = model(ids, observe=regard.Observe(map=4))
+    >>> logits.shape, list(seen)[0], seen["decoder.blocks.0.attention"].map.shape
+    (torch.Size([1, 4, 1024]), 'decoder.blocks.0.attention', torch.Size([4, 4, 4]))
     """
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype must be {', '.join(str(x) for x in DTYPES)} or None, got {dtype!r}")

@@ -24,6 +24,14 @@ class Model(nn.Module):
     """A transformer with its ``config``, its key ``table`` and the small files that lay ``beside`` its weights.
 
     ``text`` turns words into token ids and back (bytes for a small vocabulary without ``tokenizer.json``).
+
+    ``load`` makes one from a folder, ``create`` one that has learned nothing:
+
+    >>> model = regard.models.load(regard.models.bundled())
+    >>> model.config["num_hidden_layers"], model.dtype, "tokenizer.json" in model.beside
+    (3, torch.bfloat16, True)
+    >>> model.text.tokens(model.text.encode("Return the number"))
+    ['<|endoftext|>', 'Return', 'Ġthe', 'Ġnumber']
     """
 
     def __init__(self, config: Config, table: Table) -> None:
@@ -45,7 +53,13 @@ class Model(nn.Module):
 
     @property
     def labels(self) -> list[str]:
-        """The names of a classifier's classes, by number; none without one."""
+        """The names of a classifier's classes, by number; none without one.
+
+        >>> sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 24}
+        >>> classes = {"architectures": ["ViTForImageClassification"], "id2label": {"0": "cat", "1": "dog"}}
+        >>> regard.models.create({"model_type": "vit", "image_size": 8, "patch_size": 4, **sizes, **classes}).labels
+        ['cat', 'dog']
+        """
         head = getattr(self, "head", None)
         names = self.config.part("id2label")
         return [
@@ -56,6 +70,13 @@ class Model(nn.Module):
         """Write ``config.json``, ``model.safetensors`` and what lay beside them, as ``transformers`` reads them.
 
         Each file is written under another name and renamed when it is whole. Other files in the folder stay.
+
+        >>> from tempfile import TemporaryDirectory
+        >>> model = regard.models.load(regard.models.bundled(), dtype=torch.float32)
+        >>> with TemporaryDirectory() as folder:
+        ...     model.save(folder)
+        ...     print("model.safetensors" in os.listdir(folder), regard.models.load(folder).dtype)
+        True torch.float32
         """
         params = dict(self.named_parameters(remove_duplicate=False))
         prefix = self.table.prefix if self.config.architecture in self.table.bare else ""

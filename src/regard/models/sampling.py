@@ -20,6 +20,12 @@ class Sampling:
     - ``temperature`` T: 0 takes the likeliest token, the lowest id among equals.
     - ``top_k``: the k largest logits, and those equal to the smallest of them.
     - ``top_p``: the fewest tokens, likeliest first, whose probabilities reach p.
+
+    >>> logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    >>> Sampling()(logits)
+    tensor([0])
+    >>> Sampling(temperature=0.5, top_k=2).filtered(logits)
+    tensor([[4., 2., -inf, -inf]])
     """
 
     temperature: float = 0.0

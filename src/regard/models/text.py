@@ -16,7 +16,11 @@ SMALL = 1024  # tokens; a larger vocabulary was not made of bytes
 
 
 def text_of(beside: Mapping[str, bytes], vocab: object) -> Text | Bytes | NoText:
-    """A folder's tokenizer; bytes where there is none and the vocabulary may be of bytes; else what says why not."""
+    """A folder's tokenizer; bytes where there is none and the vocabulary may be of bytes; else what says why not.
+
+    >>> type(text_of({}, vocab=256)).__name__, type(text_of({}, vocab=32000)).__name__
+    ('Bytes', 'NoText')
+    """
     if "tokenizer.json" in beside:
         return Text(beside["tokenizer.json"])
     older = [name for name in OLDER if name in beside]
@@ -28,7 +32,12 @@ def text_of(beside: Mapping[str, bytes], vocab: object) -> Text | Bytes | NoText
 
 
 class Text:
-    """``tokenizer.json`` through ``tokenizers``. Nothing is cut off or padded, whatever the file asks for."""
+    """``tokenizer.json`` through ``tokenizers``. Nothing is cut off or padded, whatever the file asks for.
+
+    >>> text = Text((regard.models.bundled() / "tokenizer.json").read_bytes())
+    >>> text.encode("Return the number"), text.tokens([386, 264, 577]), text.decode([386, 264, 577])
+    ([0, 386, 264, 577], ['Return', 'Ġthe', 'Ġnumber'], 'Return the number')
+    """
 
     def __init__(self, content: bytes) -> None:
         try:
@@ -120,7 +129,15 @@ class Bytes:
 
 
 class NoText:
-    """A folder without ``tokenizer.json`` whose tokens are no bytes: ids work, texts are refused with the reason."""
+    """A folder without ``tokenizer.json`` whose tokens are no bytes: ids work, texts are refused with the reason.
+
+    >>> text = text_of({}, vocab=32000)
+    >>> text.tokens([5, 7])
+    ['<5>', '<7>']
+    >>> text.encode("words")
+    Traceback (most recent call last):
+    ValueError: this folder has no tokenizer.json, and ...
+    """
 
     def __init__(self, why: str) -> None:
         self.why = why

@@ -23,6 +23,12 @@ class TextDecoder(Writer):
 
     ``padding`` is over all m keys, those in the cache included: lengths, or bool ``[B, m]`` with True = real. With
     padding on the left give ``at``, each token's position; ``generate`` does both by itself.
+
+    >>> model = regard.models.load(regard.models.bundled())
+    >>> ids = torch.tensor([model.text.encode("import os.")])
+    >>> logits = model(ids)
+    >>> logits.shape, model.text.decode([int(logits[0, -1].argmax())])
+    (torch.Size([1, 7, 1024]), 'p')
     """
 
     def __init__(self, config: Config, table: Table, decoder: Decoder, *, longest: int | None, trained: int | None):

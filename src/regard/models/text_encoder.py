@@ -54,6 +54,13 @@ class TextEncoder(Model):
         [B, C] (a class a text, from the first token's vector through the pooler)
 
     ``next_sentence`` (BERT's own pre-training) is a classifier beside the head; it is not part of a call.
+
+    >>> sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 24}
+    >>> names = {"model_type": "bert", "architectures": ["BertModel"], "vocab_size": 256, "max_position_embeddings": 16}
+    >>> model = regard.models.create({**names, **sizes}).eval()
+    >>> ids = torch.tensor([model.text.encode("two cats")])
+    >>> model(ids).shape, model.sentence(ids).shape
+    (torch.Size([1, 8, 12]), torch.Size([1, 12]))
     """
 
     def __init__(

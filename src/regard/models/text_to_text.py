@@ -22,6 +22,12 @@ class TextToText(Writer, EncoderDecoder):
 
     Without a head the decoder's last vectors. ``padding`` says which source tokens are real: lengths, or True = real.
     ``generate`` reads its prompt as the source and begins the target with ``decoder_start_token_id``.
+
+    >>> sizes = {"vocab_size": 256, "d_model": 12, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 3}
+    >>> names = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "decoder_start_token_id": 0}
+    >>> model = regard.models.create({**names, **sizes}).eval()
+    >>> model(torch.tensor([[1, 2, 3]]), torch.tensor([[0, 5]])).shape, model.generate([1, 2, 3], 4).shape
+    (torch.Size([1, 2, 256]), torch.Size([1, 4]))
     """
 
     pads = "right"
@@ -59,7 +65,13 @@ class TextToText(Writer, EncoderDecoder):
 
 
 class TextReader(Model):
-    """``y = Encoder(ids)``: ids ``[B, n]`` → ``[B, n, D]``, the reading half of a text-to-text model."""
+    """``y = Encoder(ids)``: ids ``[B, n]`` → ``[B, n, D]``, the reading half of a text-to-text model.
+
+    >>> sizes = {"vocab_size": 256, "d_model": 12, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 3}
+    >>> model = regard.models.create({"model_type": "t5", "architectures": ["T5EncoderModel"], **sizes})
+    >>> model(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 12])
+    """
 
     def __init__(self, config: Config, table: Table, encoder: Encoder) -> None:
         super().__init__(config, table)
