@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "regard"
 
 LAYERS = (
+    "version",
     "shapes",
     "files",
     "config",

@@ -5,6 +5,8 @@
 >>> out, seen = regard.attention(q, k, v, mask=regard.Causal(), observe=regard.Observe(map=16))
 >>> seen.map.shape
 torch.Size([8, 16, 16])
+
+``regard.__version__`` is the installed version.
 """
 
 from regard import masks, nn, positions, watching
@@ -22,6 +24,7 @@ from regard.positions import (
     Sinusoidal,
     T5Buckets,
 )
+from regard.version import __version__
 from regard.watching import watch
 
 __all__ = [
@@ -42,6 +45,7 @@ __all__ = [
     "Sinusoidal",
     "T5Buckets",
     "Window",
+    "__version__",
     "attention",
     "masks",
     "nn",

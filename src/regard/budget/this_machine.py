@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -28,6 +27,7 @@ from regard.files import renamed
 from regard.kernels import native
 from regard.masks import Causal
 from regard.shapes import number
+from regard.version import __version__
 
 __all__ = ["kept", "measure", "this"]
 
@@ -66,7 +66,7 @@ def kept() -> Machine | None:
 def _key() -> str:
     """All that a measurement depends on."""
     kernels = native.instruction_set() if native.built() else "no native module"
-    return f"{_name()}; torch {torch.__version__}; regard {version('regard')}, {kernels}"
+    return f"{_name()}; torch {torch.__version__}; regard {__version__}, {kernels}"
 
 
 def _file() -> Path:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import warnings
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 
 from regard.cli import budget, claims, convolve, describe, generate, lab, look, train
+from regard.version import __version__
 
 __all__ = ["app", "run"]
 
@@ -37,7 +37,7 @@ app.command("train")(train.train)
 def _all(show: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
     """Attention you can compute, count, prove and see."""
     if show:
-        typer.echo(f"regard {version('regard')}")
+        typer.echo(f"regard {__version__}")
         raise typer.Exit
 
 

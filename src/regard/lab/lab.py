@@ -15,7 +15,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -26,6 +25,7 @@ from regard.lab.endpoints import Gone
 from regard.lab.jobs import Jobs
 from regard.models.folder import Folder
 from regard.training.folder import read_run
+from regard.version import __version__
 from regard.watching import Seen
 from regard.watching import open as open_recording
 
@@ -196,7 +196,7 @@ class Lab:
     def to_dict(self) -> dict[str, Any]:
         with self._lock:
             return {
-                "version": version("regard"),
+                "version": __version__,
                 **{f"{kind}s": [one.to_dict() for one in self.all(kind)] for kind in ("model", "recording", "run")},
             }
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
 
 from regard.lab.endpoints import Endpoint
+from regard.version import __version__
 
 __all__ = ["document"]
 
@@ -22,7 +22,7 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for one, schema in zip(endpoints, found, strict=True):
         paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, schema, components)
-    about = {"title": "regard lab", "version": version("regard")}
+    about = {"title": "regard lab", "version": __version__}
     return {"openapi": "3.1.0", "info": about, "paths": paths, "components": {"schemas": components}}
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from regard.config import read_json
 from regard.files import renamed
 from regard.training.checkpoints import Checkpoints
 from regard.training.recipe import Recipe, flat
+from regard.version import __version__
 
 __all__ = ["RunFolder", "read_run"]
 
@@ -68,7 +68,7 @@ class RunFolder:
             self.check()  # again: now nobody else changes it
             self._clean()
             told = {"kind": KIND, "format": FORMAT, "recipe": self.recipe.to_dict()}
-            told["versions"] = {"regard": version("regard"), "torch": torch.__version__}
+            told["versions"] = {"regard": __version__, "torch": torch.__version__}
             for name, text in ((NAME, json.dumps(told, indent=1) + "\n"), ("recipe.toml", self.recipe.to_toml())):
                 with renamed(self.path / name) as temporary:
                     temporary.write_text(text, encoding="utf-8")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from regard.files import renamed, save_tensors
+from regard.version import __version__
 from regard.watching.heads import ACROSS
 from regard.watching.table import COLUMNS
 
@@ -93,7 +93,7 @@ def write(folder: Path, record: Record) -> Path:
         **{"kind": KIND, "format": FORMAT, "step": record.step, "model": record.model, "grid": record.grid},
         "places": [asdict(place) for place in record.places],
         **{"means": list(COLUMNS), "names": record.names, "seconds": record.seconds},
-        "versions": {"regard": version("regard"), "torch": torch.__version__},
+        "versions": {"regard": __version__, "torch": torch.__version__},
     }
     tensors = {name: x.to("cpu", torch.float32).contiguous() for name, x in record.tensors.items()}
     with renamed(file) as temporary:

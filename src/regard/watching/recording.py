@@ -13,7 +13,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from regard.kept import KeptCall
 from regard.observables import ROW_VALUES, Observation, Observe
 from regard.scores import RelativeTerm, Scores
 from regard.shapes import integer
+from regard.version import __version__
 
 __all__ = ["check_folder", "read", "write"]
 
@@ -52,7 +52,7 @@ def write(folder: str | os.PathLike[str], calls: Mapping[str, list[Observation]]
         "format": FORMAT,
         "values": values,
         "saved": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"regard": version("regard"), "torch": torch.__version__},
+        "versions": {"regard": __version__, "torch": torch.__version__},
     }
     # What an opened recording says of itself is said anew when it is saved again.
     described = own | {name: x for name, x in about.items() if name not in own} | {"places": places}
