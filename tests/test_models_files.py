@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -265,3 +267,12 @@ def test_what_lies_beside_is_written_back(tmp_path: Path) -> None:
         assert opened.metadata() == {"format": "pt"}
     assert (there / "model.safetensors").stat().st_mode == (there / "config.json").stat().st_mode
     assert load(there)(ids()).shape == (3, 7, V)
+
+
+def test_loading_does_not_import_the_compiler() -> None:
+    """It would take longer than all else: torch imports it where a tensor without memory is filled."""
+    script = (
+        "from regard.models import bundled, load; load(bundled()); import sys; print('torch._dynamo' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
+    assert ran.stdout.strip() == "False"

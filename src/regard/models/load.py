@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.models import attention_only, bert, gpt2, llama, relative_attention, resnet, t5, vit
 from regard.models.folder import Folder, some
@@ -74,7 +76,7 @@ def _family(there: Folder) -> Build:
 
 def _filled(build: Build, there: Folder, dtype: torch.dtype | None) -> Model:
     stored = there.tensors()
-    with torch.device("meta"):
+    with torch.device("meta"), _Unfilled():
         table = build(there.config, lambda key: None).table
         names = _canonical(table, stored)
         model = build(there.config, lambda key: stored.get(table.find(key, names) or ""))
@@ -86,6 +88,16 @@ def _filled(build: Build, there: Folder, dtype: torch.dtype | None) -> Model:
         settings = there.entries("preprocessor_config.json")
         model.images = Preprocessor(settings, model.vit.image, model.vit.channels)
     return model
+
+
+class _Unfilled(TorchFunctionMode):
+    """Within: ``nn.init`` does nothing. There is no memory to fill, and to fill none torch imports its compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def _canonical(table: Table, stored: Mapping[str, Tensor]) -> dict[str, str]:

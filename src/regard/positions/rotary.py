@@ -130,7 +130,9 @@ class Rotary:
             object.__setattr__(self, "frequencies", theta.detach().clone())
         if not abs(number("attention_factor", self.attention_factor)) < float("inf"):
             raise ValueError(f"attention_factor must be a finite number, got {self.attention_factor}")
-        self.inverse_frequencies()  # refuses a scaling that does not fit now, not at the first call
+        # Refuses a scaling that does not fit now, not at the first call. On the CPU, for models are built under
+        # torch.device("meta"), where an arange alone makes torch import its compiler: seconds.
+        self.inverse_frequencies("cpu" if self.frequencies is None else None)
 
     @property
     def width(self) -> int:
