@@ -110,6 +110,16 @@ def test_a_kept_head_is_drawn_exactly():
     assert figure.texts[0].get_text() == f"{PATH} · head 1"
 
 
+def test_a_place_may_be_given_by_its_number():
+    seen = watched(Observe(keep=True, profile=2))
+    for draw in (figures.head_map, figures.head_profile, figures.head_lines):
+        assert [text.get_text() for text in draw(seen, 1, 2).texts] == [
+            text.get_text() for text in draw(seen, PATH, 2).texts
+        ]
+    with pytest.raises(KeyError, match="nothing was seen at '2'"):
+        figures.head_map(seen, 2, 0)
+
+
 def test_a_pooled_region_says_where_it_is():
     seen = watched(Observe(keep=True), n=31, words=False)
     figure = figures.head_map(seen, PATH, 1, rows=range(10, 30), size=5)

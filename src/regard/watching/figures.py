@@ -56,14 +56,21 @@ def heads(seen: Seen) -> Figure:
 
 
 def head_map(
-    seen: Seen, path: str, head: int, *, rows: Where = None, keys: Where = None, size: int | None = None, batch: int = 0
+    seen: Seen,
+    path: str | int,
+    head: int,
+    *,
+    rows: Where = None,
+    keys: Where = None,
+    size: int | None = None,
+    batch: int = 0,
 ) -> Figure:
     """One head's weights: of the region asked for where q and k were kept, else the pooled map of all rows.
 
     A region of at most ``size`` (64) queries and keys shows exact weights, with words beside them if they are known;
     a larger one is pooled: rows by mean, keys by sum. Without ``keep`` there are no regions to choose.
     """
-    observation = _observation(seen, path, head)
+    path, observation = _place(seen, path, head)
     title = f"{path} · head {head}"
     if observation.kept:
         weights = observation.tile(head, rows, keys, SIZE if size is None else size, batch=batch)
@@ -84,9 +91,9 @@ def head_map(
     return plots.heat(_array(weights), row_labels, key_labels, rows=row_span, keys=key_span, title=title)
 
 
-def head_profile(seen: Seen, path: str, head: int) -> Figure:
+def head_profile(seen: Seen, path: str | int, head: int) -> Figure:
     """One head's mean weight at each relative offset; offsets where no row sees a key (a causal future) are cut off."""
-    observation = _observation(seen, path, head)
+    path, observation = _place(seen, path, head)
     if observation.profile is None:
         raise ValueError(f"{path} has no profile; observe with Observe(profile=32)")
     weights = _array(observation.profile[observation.at(head)])
@@ -99,12 +106,12 @@ def head_profile(seen: Seen, path: str, head: int) -> Figure:
     return plots.profile(offsets[0] if len(offsets) == 1 else offsets, weights, title=f"{path} · head {head}")
 
 
-def head_lines(seen: Seen, path: str, head: int, *, rows: Where = None, batch: int = 0) -> Figure:
+def head_lines(seen: Seen, path: str | int, head: int, *, rows: Where = None, batch: int = 0) -> Figure:
     """One head as lines from words to words: all weights where q and k were kept, else the strongest of each row.
 
     ``rows`` are those that count unless given. Where there are more than 80 keys only those with a line are shown.
     """
-    observation = _observation(seen, path, head)
+    path, observation = _place(seen, path, head)
     entry = _entry(observation, batch)
     place = observation.at(head)
     counted = None if observation.counted is None else observation.counted[entry, place]
@@ -140,10 +147,11 @@ def head_lines(seen: Seen, path: str, head: int, *, rows: Where = None, batch: i
     )
 
 
-def _observation(seen: Seen, path: str, head: int) -> Observation:
-    observation = seen[path]
+def _place(seen: Seen, place: str | int, head: int) -> tuple[str, Observation]:
+    """A place's path, and what was seen there."""
+    observation = seen[place]
     observation.at(head)  # refuses a head that is not there
-    return observation
+    return seen.path(place), observation
 
 
 def _entry(observation: Observation, batch: int) -> int:

@@ -28,7 +28,7 @@ def rollout(
     seen: Seen,
     rows: Where = -1,
     *,
-    layers: Sequence[str] | None = None,
+    layers: Sequence[str | int] | None = None,
     batch: int = 0,
     residual: float = 0.5,
     moved: bool = False,
@@ -38,7 +38,7 @@ def rollout(
     ``layers``: paths of self-attention in order, first to last (all that was seen unless given); they must have been
     observed with ``keep=True``. ``moved=True`` uses A·‖v W_O‖ in place of A, each row made to sum to 1.
     """
-    paths = list(seen) if layers is None else list(layers)
+    paths = list(seen) if layers is None else [seen.path(place) for place in layers]
     if not paths:
         raise ValueError("nothing was seen, so there is nothing to roll out")
     if not 0 <= residual <= 1:

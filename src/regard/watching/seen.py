@@ -92,15 +92,18 @@ class Seen(Mapping[str, Observation]):
             raise ImportError("to_pandas needs pandas, which is not installed; to_csv needs nothing") from None
         return pandas.DataFrame(self.heads())
 
-    def __getitem__(self, path: str | int) -> Observation:
-        """What was seen at a place: its path, or its number in the order of the calls."""
-        if isinstance(path, int):
-            path = dict(enumerate(self.calls)).get(path, str(path))
-        try:
-            calls = self.calls[path]
-        except KeyError:
+    def path(self, place: str | int) -> str:
+        """The path of a place that was seen, which may be given by its number in the order of the calls."""
+        path = dict(enumerate(self.calls)).get(place, str(place)) if isinstance(place, int) else place
+        if path not in self.calls:
             known = ", ".join(list(self.calls)[:6]) + (" …" if len(self.calls) > 6 else "")
-            raise KeyError(f"nothing was seen at {path!r}; there are {len(self.calls)} places: {known}") from None
+            raise KeyError(f"nothing was seen at {path!r}; there are {len(self.calls)} places: {known}")
+        return path
+
+    def __getitem__(self, place: str | int) -> Observation:
+        """What was seen at a place: its path, or its number in the order of the calls."""
+        path = self.path(place)
+        calls = self.calls[path]
         if len(calls) == 1:
             return calls[0]
         return _joined(calls, is_cross(self.about, path), one_source(self.about, path))
