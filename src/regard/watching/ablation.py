@@ -28,13 +28,18 @@ Given = Tensor | Callable[[], Any]
 
 @dataclass(frozen=True)
 class Change:
-    """A loss with all heads, and without the chosen ones."""
+    """A loss with all heads, and without the chosen ones; ``change`` is how much it grew.
+
+    >>> print(Change(before=1.5, after=2.25))
+    loss 1.5000 → 2.2500 (+0.7500)
+    """
 
     before: float
     after: float
 
     @property
     def change(self) -> float:
+        """``after − before``: what the heads were worth."""
         return self.after - self.before
 
     def __str__(self) -> str:
@@ -52,17 +57,24 @@ def ablate(
     - ``by="zero"`` puts 0 in place of what a head gives; ``"mean"`` its mean over all rows of ``over`` (token ids, or a
       function that runs the model); ``change`` takes its own input where ``over`` is not given.
 
-    >>> from regard.nn import Decoder
-    >>> model = Decoder(6, heads=3, layers=2, vocab=7).eval()
-    >>> found = ablate(model, [(0, 1), ("blocks.1.attention", 2)]).change(torch.tensor([[1, 2, 3, 4]]))
-    >>> found.change == found.after - found.before
-    True
+    >>> model = regard.models.load(regard.models.bundled())
+    >>> ids = torch.tensor([model.text.encode("Return the number of items in a list. " * 2)])
+    >>> found = ablate(model, [(1, 0)]).change(ids)  # without the head that looks at the token before
+    >>> round(found.before, 1), round(found.after, 1)
+    (1.5, 2.4)
     """
     return Ablation(model, heads, by, over)
 
 
 class Ablation:
-    """Heads taken out of a model while this is entered; it can be entered again."""
+    """Heads taken out of a model while this is entered; it can be entered again. ``ablate`` makes it.
+
+    >>> model = regard.nn.MultiHeadAttention(6, heads=1, out_bias=False)
+    >>> without, x = ablate(model, [("", 0)]), torch.randn(1, 5, 6)
+    >>> with without:
+    ...     print(model(x).abs().max().item())  # its only head is out
+    0.0
+    """
 
     def __init__(self, model: nn.Module, heads: Iterable[Head], by: str, over: Given | None) -> None:
         check_kind("model", model, nn.Module)
@@ -174,7 +186,13 @@ class _Means(Visitor):
 
 
 def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
-    """Mean cross-entropy, in nats, of each token of ``ids [B, n]`` given those before it."""
+    """Mean cross-entropy, in nats, of each token of ``ids [B, n]`` given those before it.
+
+    >>> model = regard.models.load(regard.models.bundled())
+    >>> once, twice = (torch.tensor([model.text.encode("Return the number of items. " * i)]) for i in (1, 2))
+    >>> bool(next_token_loss(model, twice) < next_token_loss(model, once))  # what comes again is easier
+    True
+    """
     if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.shape[1] < 2 or ids.is_floating_point():
         raise ValueError(f"ids must be whole numbers [B, n] with n of 2 at least, got {described(ids)}")
     result = model(ids)

@@ -35,8 +35,17 @@ CONFIDENCES = tuple(f"{kind} confidence" for kind in KINDS)
 
 @dataclass(frozen=True, repr=False)
 class Atlas:
-    """One row a head: ``path``, ``layer``, ``head``, the columns, ``kinds`` with score, control and confidence,
-    ``labels``, and all ``scores`` by probe; ``untrained`` the same of the untrained twin."""
+    """What every head of a model does, as ``regard.watching.heads.atlas`` found it: one row a head.
+
+    A row has ``path``, ``layer``, ``head``, the columns, ``kinds`` with score, control and confidence, ``labels``, and
+    all ``scores`` by probe; ``untrained`` the same of the untrained twin.
+
+    >>> model = regard.models.load(regard.models.bundled())
+    >>> found = regard.watching.heads.atlas(model, tokens=32, block=8, control=False)
+    >>> row = found.rows[4]
+    >>> row["path"], row["head"], row["previous"] > 0.8, "previous" in row["labels"]
+    ('decoder.blocks.1.attention', 0, True, True)
+    """
 
     model: str
     rows: list[dict[str, Any]]
@@ -48,6 +57,10 @@ class Atlas:
         """Heads by a column, or by ``"induction confidence"`` (any kind), largest first.
 
         As pairs (path, head), which ``ablate`` takes.
+
+        >>> rows = [{"path": "blocks.0.attention", "head": i, "previous": x} for i, x in enumerate((0.1, 0.9, 0.4))]
+        >>> Atlas("a model", rows).top("previous", 2)
+        [('blocks.0.attention', 1), ('blocks.0.attention', 2)]
         """
         return [(row["path"], row["head"]) for row in self._sorted(column)[:most]]
 

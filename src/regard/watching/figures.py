@@ -31,6 +31,10 @@ def heads(seen: Seen) -> Figure:
     """The pooled map of every head: a row for each place, in the order of the calls, a column for each head.
 
     Places without a map (the steps of a generation) are left out, and the title then says how many there are.
+
+    >>> seen = regard.watching.look(regard.models.load(regard.models.bundled()), "a b c a b c")
+    >>> heads(seen).texts[0].get_text()  # regard.plots.save(figure, "heads.svg") writes it
+    '12 heads of decoder.blocks.*.attention'
     """
     observations = seen.each()
     maps = {path: _cells(x) for path, x in observations.items() if x.map is not None}
@@ -67,8 +71,14 @@ def head_map(
 ) -> Figure:
     """One head's weights: of the region asked for where q and k were kept, else the pooled map of all rows.
 
-    A region of at most ``size`` (64) queries and keys shows exact weights, with words beside them if they are known;
-    a larger one is pooled: rows by mean, keys by sum. Without ``keep`` there are no regions to choose.
+    A region of at most ``size`` (64) queries and keys shows exact weights, with words beside them if they are known; a
+    larger one is pooled: rows by mean, keys by sum. Without ``keep`` there are no regions to choose. A place's number
+    in the order of the calls does for its ``path``, here and below.
+
+    >>> seen = regard.watching.look(regard.models.load(regard.models.bundled()), "a b c a b c")
+    >>> figure = head_map(seen, 1, head=0)
+    >>> figure.texts[0].get_text(), figure.axes[0].images[0].get_array().shape
+    ('decoder.blocks.1.attention · head 0', (7, 7))
     """
     path, observation = _place(seen, path, head)
     title = f"{path} · head {head}"
@@ -92,7 +102,14 @@ def head_map(
 
 
 def head_profile(seen: Seen, path: str | int, head: int) -> Figure:
-    """One head's mean weight at each relative offset; offsets where no row sees a key (a causal future) are cut off."""
+    """One head's mean weight at each relative offset; offsets where no row sees a key (a causal future) are cut off.
+
+    >>> seen = regard.watching.look(regard.models.load(regard.models.bundled()), "a b c a b c")
+    >>> figure = head_profile(seen, "decoder.blocks.1.attention", head=0)
+    >>> highest = max(figure.axes[0].patches, key=lambda bar: bar.get_height())
+    >>> round(highest.get_center()[0])  # it looks one token back
+    -1
+    """
     path, observation = _place(seen, path, head)
     if observation.profile is None:
         raise ValueError(f"{path} has no profile; observe with Observe(profile=32)")
@@ -110,6 +127,10 @@ def head_lines(seen: Seen, path: str | int, head: int, *, rows: Where = None, ba
     """One head as lines from words to words: all weights where q and k were kept, else the strongest of each row.
 
     ``rows`` are those that count unless given. Where there are more than 80 keys only those with a line are shown.
+
+    >>> seen = regard.watching.look(regard.models.load(regard.models.bundled()), "a b c a b c")
+    >>> head_lines(seen, "decoder.blocks.1.attention", head=0).texts[0].get_text()
+    'decoder.blocks.1.attention · head 0 · 8 strongest keys a query'
     """
     path, observation = _place(seen, path, head)
     entry = _entry(observation, batch)

@@ -58,6 +58,11 @@ def atlas(
     - ``progress(done, of)`` is called as layers are scored.
 
     Everything random is seeded: two runs give the same numbers.
+
+    >>> model = regard.models.load(regard.models.bundled())
+    >>> found = atlas(model, tokens=32, block=8, control=False)  # short, and without the untrained twin: a first look
+    >>> found, found.top("previous", 1)
+    (Atlas of 12 heads of TextDecoder, [('decoder.blocks.1.attention', 0)])
     """
     check_kind("model", model, nn.Module)
     if (images is None) != (grid is None):
@@ -91,6 +96,11 @@ def untrained(model: nn.Module) -> nn.Module:
 
     A model of ``transformers`` is made from its config. In others every module that can (``reset_parameters``) does;
     matrices that no module resets are shuffled, which leaves their size and no structure, vectors are left.
+
+    >>> model = regard.nn.Encoder(6, heads=3, layers=1)
+    >>> twin = untrained(model)
+    >>> torch.equal(twin.blocks[0].attention.q_proj.weight, model.blocks[0].attention.q_proj.weight)
+    False
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
@@ -156,7 +166,11 @@ def _row(path: str, layer: int, head: int, scores: Scores, twin: Scores | None) 
 
 
 def run(model: nn.Module, inputs: Tensor) -> Any:
-    """A model on ids or images; what reads a source and writes a target is given the same for both."""
+    """A model on ids or images; what reads a source and writes a target is given the same for both.
+
+    >>> run(regard.nn.EncoderDecoder(6, heads=3, layers=1, vocab=11), torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 11])
+    """
     first = next(model.parameters(), inputs)
     inputs = inputs.to(first.device, first.dtype if inputs.is_floating_point() else None)
     if is_pretrained(model):
@@ -176,7 +190,12 @@ def _tokenizer(model: nn.Module, tokenizer: Any) -> Any:
 
 
 def vocabulary(model: nn.Module, reader: Reader) -> int:
-    """How many tokens both the model and the tokenizer know."""
+    """How many tokens both the model and the tokenizer know.
+
+    >>> from regard.models.text import Bytes
+    >>> vocabulary(regard.nn.Decoder(6, heads=3, layers=1, vocab=100), Reader(Bytes()))
+    100
+    """
     config: Any = getattr(model, "config", None)
     if hasattr(config, "get_text_config"):
         return min(len(reader), int(config.get_text_config().vocab_size))

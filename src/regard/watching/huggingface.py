@@ -33,7 +33,15 @@ _reached: list[bool] = []  # whether `attend` ran since `use` began
 
 
 def install() -> None:
-    """Register our attention and mask functions with ``transformers`` under ``"regard"``; twice does no harm."""
+    """Register our attention and mask functions with ``transformers`` under ``"regard"``; twice does no harm.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> sizes = {"vocab_size": 64, "n_embd": 12, "n_layer": 2, "n_head": 3, "bos_token_id": 0, "eos_token_id": 0}
+    >>> install()
+    >>> model = GPT2LMHeadModel(GPT2Config(**sizes, attn_implementation="regard"))
+    >>> model(torch.tensor([[1, 2, 3]])).logits.shape
+    torch.Size([1, 3, 64])
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attend)
@@ -45,6 +53,11 @@ def use(model: Any, *inputs: Any, **named: Any) -> Any:
 
     The check runs the model twice on ``inputs`` (a few tokens or a small image of noise by default), with the
     implementation it had and with ours. Returns the model.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> sizes = {"vocab_size": 64, "n_embd": 12, "n_layer": 2, "n_head": 3, "bos_token_id": 0, "eos_token_id": 0}
+    >>> use(GPT2LMHeadModel(GPT2Config(**sizes))).config._attn_implementation
+    'regard'
     """
     if not isinstance(model, nn.Module) or not is_pretrained(model):
         raise TypeError(f"use takes a model of transformers, got {type(model).__name__}; others: regard.watch")
@@ -79,7 +92,20 @@ def use(model: Any, *inputs: Any, **named: Any) -> Any:
 
 @contextmanager
 def switched(visitor: Visitor) -> Iterator[None]:
-    """Within: every ``transformers`` model in there runs on our attention, and wanted modules are visited."""
+    """Within: every ``transformers`` model in there runs on our attention, and wanted modules are visited.
+
+    ``regard.watch`` and ``ablate`` enter it:
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> sizes = {"vocab_size": 64, "n_embd": 12, "n_layer": 2, "n_head": 3, "bos_token_id": 0, "eos_token_id": 0}
+    >>> model = GPT2LMHeadModel(GPT2Config(**sizes))
+    >>> before = model.config._attn_implementation
+    >>> with regard.watch(model):
+    ...     print(model.config._attn_implementation)
+    regard
+    >>> model.config._attn_implementation == before
+    True
+    """
     model = visitor.model
     parts = [module for module in model.modules() if is_pretrained(module)]
     kinds = [kind for part in parts for kind in _implementations(part)]

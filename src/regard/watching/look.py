@@ -52,6 +52,12 @@ def look(
     ``seen.about`` then has the ``tokens`` (a text-to-text model's answer, and its ``source``) and their ``ids``, or the
     picture with the ``grid`` of its patches; ``words=False`` leaves all of that out. ``tokens`` cuts a text to its
     first ones. ``answer``: what a text-to-text model is to have answered, instead of what it writes.
+
+    >>> seen = look(regard.models.load(regard.models.bundled()), "a b c a b c")
+    >>> seen, seen.about["tokens"]
+    (Seen(3 places, 3 calls), ['<|endoftext|>', 'a', ' b', ' c', ' a', ' b', ' c'])
+    >>> seen["decoder.blocks.1.attention"].map.shape, seen.to_html().count("<html")
+    (torch.Size([4, 64, 64]), 1)
     """
     if (text is None) == (picture is None):
         raise ValueError("give a text or a picture, one of them")

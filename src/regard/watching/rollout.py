@@ -37,6 +37,12 @@ def rollout(
 
     ``layers``: paths of self-attention in order, first to last (all that was seen unless given); they must have been
     observed with ``keep=True``. ``moved=True`` uses A·‖v W_O‖ in place of A, each row made to sum to 1.
+
+    >>> model = regard.models.load(regard.models.bundled())
+    >>> seen = regard.watching.look(model, "a b c a b c", observe=regard.Observe(keep=True))
+    >>> shares = rollout(seen)  # of the 7 tokens in what the last one became
+    >>> shares.shape, round(shares.sum().item(), 6)
+    (torch.Size([1, 7]), 1.0)
     """
     paths = list(seen) if layers is None else [seen.path(place) for place in layers]
     if not paths:

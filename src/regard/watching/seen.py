@@ -30,6 +30,14 @@ class Seen(Mapping[str, Observation]):
     where their sizes agree, appended along the queries where each call reads on from the one before (generation with
     a cache: row values, ``n`` and ``m`` then cover the whole text; maps of single steps mean nothing and are left
     out). Calls that do neither merge what can be merged: see ``Observation.merge``.
+
+    >>> model = regard.nn.Decoder(6, heads=3, layers=2, vocab=11).eval()
+    >>> with regard.watch(model) as seen:
+    ...     logits = model(torch.tensor([[3, 1, 4, 1, 5]]))
+    >>> seen, list(seen)
+    (Seen(2 places, 2 calls), ['blocks.0.attention', 'blocks.1.attention'])
+    >>> seen["blocks.1.attention"].mean("visible"), seen[1] is seen["blocks.1.attention"]  # a path, or its number
+    (tensor([3., 3., 3.], dtype=torch.float64), True)
     """
 
     def __init__(self, calls: dict[str, list[Observation]] | None = None, **about: Any) -> None:
@@ -42,6 +50,15 @@ class Seen(Mapping[str, Observation]):
 
         ``tokens`` (the words of the input, which are then in the file, readable by all who read it) and anything else
         that is plain data become part of what it says about itself.
+
+        >>> from tempfile import TemporaryDirectory
+        >>> model = regard.models.load(regard.models.bundled())
+        >>> seen = regard.watching.look(model, "a b c a b c")
+        >>> with TemporaryDirectory() as folder:
+        ...     seen.save(f"{folder}/recording", note="two times a b c")
+        ...     again = regard.watching.open(f"{folder}/recording")
+        >>> again, again.about["note"]
+        (Seen(3 places, 3 calls), 'two times a b c')
         """
         said = self.about | about | ({} if tokens is None else {"tokens": [str(token) for token in tokens]})
         check_words(said, [x.n for calls in self.calls.values() for x in calls])
@@ -54,15 +71,31 @@ class Seen(Mapping[str, Observation]):
             self.on_add()
 
     def heads(self) -> list[dict[str, Any]]:
-        """One row a head: path, head, counted rows and the means that ``watching.table`` names; plain numbers."""
+        """One row a head: path, head, counted rows and the means that ``watching.table`` names; plain numbers.
+
+        >>> seen = regard.watching.look(regard.models.load(regard.models.bundled()), "a b c a b c")
+        >>> most = max(seen.heads(), key=lambda row: row["local"])  # the head that looks nearest
+        >>> most["path"], most["head"], round(most["local"], 1)
+        ('decoder.blocks.1.attention', 0, 1.0)
+        """
         return table.rows(self.each())
 
     def table(self, sort: str | None = None, most: int | None = None) -> Table:
-        """The heads as a table for the terminal (``rich.print(seen.table("sink", 10))``)."""
+        """The heads as a table for the terminal (``rich.print(seen.table("sink", 10))``).
+
+        >>> seen = regard.watching.look(regard.models.load(regard.models.bundled()), "a b c a b c")
+        >>> seen.table("local", 3).row_count
+        3
+        """
         return table.as_table(self.heads(), sort, most)
 
     def to_csv(self, file: str | os.PathLike[str] | None = None) -> str:
-        """The heads as comma-separated text, written to ``file`` where one is given."""
+        """The heads as comma-separated text, written to ``file`` where one is given.
+
+        >>> seen = regard.watching.look(regard.models.load(regard.models.bundled()), "a b c a b c")
+        >>> seen.to_csv().splitlines()[0]
+        'path,head,rows,entropy,spread,peak,distance,offset,sink,local'
+        """
         return written(table.as_csv(self.heads()), file)
 
     def to_json(self, file: str | os.PathLike[str] | None = None) -> str:
@@ -74,6 +107,10 @@ class Seen(Mapping[str, Observation]):
 
         It shows what was observed: maps need ``Observe(map=64)``, the view on the text ``top=8``, which is what
         ``watching.LOOK`` asks for. Words come from ``about["tokens"]``.
+
+        >>> seen = regard.watching.look(regard.models.load(regard.models.bundled()), "a b c a b c")
+        >>> seen.to_html().startswith("<!doctype html>")
+        True
         """
         return written(page.html(self, batch=batch), file)
 
@@ -93,7 +130,11 @@ class Seen(Mapping[str, Observation]):
         return pandas.DataFrame(self.heads())
 
     def path(self, place: str | int) -> str:
-        """The path of a place that was seen, which may be given by its number in the order of the calls."""
+        """The path of a place that was seen, which may be given by its number in the order of the calls.
+
+        >>> Seen({"blocks.0.attention": [], "blocks.1.attention": []}).path(1)
+        'blocks.1.attention'
+        """
         path = dict(enumerate(self.calls)).get(place, str(place)) if isinstance(place, int) else place
         if path not in self.calls:
             known = ", ".join(list(self.calls)[:6]) + (" …" if len(self.calls) > 6 else "")
@@ -202,7 +243,18 @@ def _appended(calls: list[Observation], whole: bool) -> Observation:
 
 
 def open_recording(folder: str | os.PathLike[str]) -> Seen:
-    """A recording that ``Seen.save`` wrote; numbers are mapped from the file and read when they are looked at."""
+    """A recording that ``Seen.save`` wrote; numbers are mapped from the file and read when they are looked at.
+
+    As ``regard.watching.open``:
+
+    >>> from tempfile import TemporaryDirectory
+    >>> seen = regard.watching.look(regard.models.load(regard.models.bundled()), "a b c a b c")
+    >>> with TemporaryDirectory() as folder:
+    ...     seen.save(f"{folder}/recording")
+    ...     again = regard.watching.open(f"{folder}/recording")
+    >>> torch.equal(again[0].entropy, seen[0].entropy), again.about["tokens"][1:]
+    (True, ['a', ' b', ' c', ' a', ' b', ' c'])
+    """
     seen = Seen()
     seen.calls, seen.about = recording.read(folder)
     return seen
