@@ -1,6 +1,6 @@
 # Every command of this project, once. Each calls a script of the same name in scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help lab setup check test test-full sanitize fuzz bundle format clean
+.PHONY: help lab setup check test test-full sanitize fuzz bench bundle docs format clean
 
 # The environment is made anew only when something it was built from has changed.
 INSTALLED := .venv/.installed
@@ -37,8 +37,14 @@ sanitize: setup ## the kernel's tests with a native module under AddressSanitize
 fuzz: setup ## random shapes and options against float64 for 10 minutes (SECONDS_TO_RUN=60 changes that)
 	scripts/fuzz
 
+bench: setup ## race everything against what people use, about 10 minutes, and write docs/benchmarks.md
+	scripts/bench
+
 bundle: setup ## train the model that comes with the package anew, and put it there: about 8 minutes
 	scripts/bundle
+
+docs: setup ## the documents as a site that opens from disk: site/index.html
+	scripts/docs
 
 format: setup ## format the code and mend what the linter can mend
 	scripts/format

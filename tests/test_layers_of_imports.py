@@ -36,6 +36,7 @@ LAYERS = (
     "training",
     "convolution",
     "claims",
+    "bench",
     "lab",
     "cli",
     "__main__",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ def allocated(call: Callable[[], object]) -> Allocated:
     >>> allocated(lambda: torch.zeros(3, 5))
     Allocated(most=60, left=60)
     """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of its own start and end otherwise
     # Cycles that were left before must not be released in the middle of the record, whenever collection comes.
     collects = gc.isenabled()
     gc.disable()

@@ -29,7 +29,7 @@ from regard.masks import Causal
 from regard.shapes import number
 from regard.version import __version__
 
-__all__ = ["kept", "measure", "this"]
+__all__ = ["cpu", "kept", "measure", "this"]
 
 MEASURED = ("float32", "float64", "bfloat16", "float16")
 FEW = 64  # rows of a product that is too small to be fast
@@ -105,16 +105,20 @@ def _write(kept: Mapping[str, Machine]) -> None:
         draft.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _name() -> str:
-    """The CPU's model and the threads that torch uses on it."""
+def cpu() -> str:
+    """The CPU's model, as the system names it."""
     try:
         found = re.search(r"^model name\s*:(.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     except (OSError, ValueError):
         found = None
-    cpu = " ".join(found[1].split()) if found else ""
+    named = " ".join(found[1].split()) if found else ""
+    return named or platform.processor() or platform.machine() or "CPU"
+
+
+def _name() -> str:
+    """The CPU's model and the threads that torch uses on it."""
     threads = torch.get_num_threads()
-    cpu = cpu or platform.processor() or platform.machine() or "CPU"
-    return f"{cpu}, {threads} {'thread' if threads == 1 else 'threads'}"
+    return f"{cpu()}, {threads} {'thread' if threads == 1 else 'threads'}"
 
 
 def _memory() -> int:

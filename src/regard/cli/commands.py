@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli import budget, claims, convolve, describe, generate, lab, look, train
+from regard.cli import bench, budget, claims, convolve, describe, generate, lab, look, train
 from regard.version import __version__
 
 __all__ = ["app", "run"]
@@ -23,6 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("bench")(bench.bench)
 app.command("budget")(budget.budget)
 app.command("claims")(claims.claims)
 app.command("convolve")(convolve.convolve)

@@ -1,16 +1,21 @@
 """What regard.attention is measured against: the same attention by others, each a function of the same tensors.
 
-SDPA always; FlexAttention compiled by torch; OpenVINO and ONNX Runtime where they are installed.
+SDPA always; FlexAttention where torch can compile it; OpenVINO and ONNX Runtime where they are installed.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+__all__ = ["flex", "flex_window", "onnxruntime", "openvino", "sdpa"]
 
 Call = Callable[[], Tensor]
 
@@ -20,24 +25,24 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, **options)  # type: ignore[arg-type]
 
 
-def flex_window(q: Tensor, k: Tensor, v: Tensor, reach: int) -> Call:
-    """FlexAttention with a band of ±reach, compiled."""
+def flex(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Call | None:
+    """FlexAttention, compiled, dense or causal; None where torch cannot compile."""
+    return _flex(q, k, v, (lambda b, h, i, j: i >= j) if causal else None)
+
+
+def flex_window(q: Tensor, k: Tensor, v: Tensor, reach: int) -> Call | None:
+    """FlexAttention with a band of ±reach, compiled; None where torch cannot compile."""
+    return _flex(q, k, v, lambda b, h, i, j: (i - j).abs() <= reach)
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, see: Callable[..., Tensor] | None) -> Call | None:
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        return None
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    def near(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return (i - j).abs() <= reach
-
-    block = create_block_mask(near, None, None, q.shape[2], k.shape[2], device="cpu")
-    compiled = torch.compile(flex_attention)
+    block = None if see is None else create_block_mask(see, None, None, q.shape[2], k.shape[2], device="cpu")
+    compiled: Any = torch.compile(flex_attention)
     return lambda: compiled(q, k, v, block_mask=block)
-
-
-def flex(q: Tensor, k: Tensor, v: Tensor) -> Call:
-    """FlexAttention without any option, compiled."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    compiled = torch.compile(flex_attention)
-    return lambda: compiled(q, k, v)
 
 
 def openvino(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Call | None:

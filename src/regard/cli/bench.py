@@ -1,0 +1,120 @@
+"""``regard bench``: attention, watching and models raced against what people use."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from regard.bench import Case, Measured, Missing, cases, run
+from regard.bench.page import milliseconds
+from regard.bench.page import page as page_of
+from regard.bench.race import OURS
+from regard.bench.results import Results, read
+from regard.files import renamed
+from regard.shapes import number
+
+WIDTH = 42  # of a case's name
+
+
+def bench(
+    words: Annotated[list[str] | None, typer.Argument(help="operator, watching, models, or parts of names")] = None,
+    seconds: Annotated[float, typer.Option(help="how long to race each case; three rounds at least")] = 3.0,
+    list_: Annotated[bool, typer.Option("--list", help="print the names of all cases")] = False,
+    json_: Annotated[
+        Path | None, typer.Option("--json", help="keep figures there; a run that was stopped goes on from it")
+    ] = None,
+    page: Annotated[Path | None, typer.Option(help="write them as a page of Markdown")] = None,
+) -> None:
+    """Race attention, watching and whole models against what people use: about 6 minutes for everything.
+
+    regard bench
+    regard bench operator --json mine.json
+    regard bench causal decoding --seconds 1
+
+    A ratio is the other's time over ours. All calls get the same inputs, are compared first, and run in turns.
+    """
+    seconds = number("--seconds", seconds, least=0)
+    chosen = cases(words or ())
+    if list_:
+        for case in chosen:
+            typer.echo(f"{case.group:<10}{case.name}")
+        return
+    results = _begun(json_)
+    console = Console(highlight=False, markup=False)
+    console.print(Text(_conditions(results), style="dim"))
+    if kept := sum(results.get(case) is not None for case in chosen):
+        console.print(Text(f"{kept} of {len(chosen)} cases are in {json_} and are not raced again", style="dim"))
+    failed = []
+    group = ""
+    for case in chosen:
+        if case.group != group:
+            group = case.group
+            console.print(Text(f"\n{group}", style="bold"))
+        try:
+            measured = results.get(case) or _run(case, seconds, console)
+        except Missing as error:
+            console.print(_line(case, f"left out: {error}"))
+            continue
+        except RuntimeError as error:
+            failed.append(str(error))
+            console.print(_line(case, "results differ", "red"))
+            continue
+        console.print(_figures(case, measured, console.width))
+        results.add(measured)
+        if json_ is not None:
+            results.save(json_)
+    if page is not None:
+        with renamed(page) as draft:
+            draft.write_text(page_of(results.ordered(cases())), encoding="utf-8")
+    if failed:
+        typer.echo(f"regard: {failed[0]}", err=True)
+        raise typer.Exit(1)
+
+
+def _begun(file: Path | None) -> Results:
+    """New results, or those in the file, if they were measured under today's conditions."""
+    fresh = Results()
+    if file is None or not file.exists():
+        return fresh
+    known = read(file)
+    changed = [name for name in fresh.conditions if known.conditions.get(name) != fresh.conditions[name]]
+    if changed:
+        name = changed[0]
+        raise ValueError(
+            f"{file} was measured with {name} {known.conditions.get(name)}, here it is {fresh.conditions[name]}: "
+            "figures of two conditions do not go together; give another name"
+        )
+    return known
+
+
+def _conditions(results: Results) -> str:
+    return " · ".join(f"{name} {value}" for name, value in results.conditions.items() if value != "not installed")
+
+
+def _run(case: Case, seconds: float, console: Console) -> Measured:
+    with console.status(case.name), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what compilers and other libraries say of themselves
+        return run(case, seconds)
+
+
+def _line(case: Case, said: str, style: str = "dim") -> Text:
+    return Text(f"  {case.name:<{WIDTH}}").append(said, style=style)
+
+
+def _figures(case: Case, measured: Measured, width: int) -> Text:
+    """Our time, then how many times as long the others take, green where that is longer; below it what is too long."""
+    line = Text(f"  {case.name:<{WIDTH}}{milliseconds(measured.best[OURS]):>8} ms")
+    for name, ratio in measured.ratios.items():
+        other = Text(f"  {name} ", style="dim").append(f"{ratio:.2f} ×", style="green" if ratio > 1 else "yellow")
+        if len(line.plain.splitlines()[-1]) + len(other) > width:
+            line.append("\n  ")
+        line.append(other)
+    if measured.bytes:
+        sizes = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in measured.bytes.items())
+        line.append(f"\n    {sizes}", style="dim")
+    return line

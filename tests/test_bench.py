@@ -1,0 +1,196 @@
+"""Races: what is compared before it is timed, what is kept, what is refused. Times decide nothing here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from commands import command
+
+from regard import bench
+from regard.bench import models, operator, peers, watching
+from regard.bench.page import page
+from regard.bench.race import Call, same, tensors
+from regard.bench.results import Results, read
+from regard.cli.bench import WIDTH
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+QUICK, MORE = "causal 1×8×512×64", "dense 1×8×1024×64"
+pytestmark = pytest.mark.usefixtures("full_tiles")
+
+
+def toy(wrong: float = 0.0, group: str = "operator", name: str = "a toy") -> bench.Case:
+    """A case that takes no time; ``wrong`` makes the peer give something else."""
+
+    def make() -> Mapping[str, Call]:
+        x = torch.ones(3)
+        same(x, x + wrong)
+        return {"regard": lambda: x + wrong, "SDPA": lambda: x, "transformers": lambda: x}
+
+    return bench.Case(group, name, make, memory=True)
+
+
+def test_names_are_told_apart_and_fit_their_column():
+    names = [case.name for case in bench.cases()]
+    assert len(set(names)) == len(names) > 25
+    assert max(map(len, names)) < WIDTH
+    assert {case.group for case in bench.cases()} == {"operator", "watching", "models"}
+
+
+def test_words_choose_cases_by_group_and_by_name():
+    assert {case.group for case in bench.cases(["models"])} == {"models"}
+    assert all("causal" in case.name or "window" in case.name for case in bench.cases(["causal", "window"]))
+    with pytest.raises(ValueError, match="no case is called 'dance'"):
+        bench.cases(["causal", "dance"])
+    with pytest.raises(ValueError, match="no case is called ''"):
+        bench.cases([""])
+
+
+def test_a_case_gives_times_ratios_and_bytes():
+    done = bench.run(toy(), seconds=0)
+    assert done.rounds == 3 and set(done.best) == {"regard", "SDPA", "transformers"}
+    assert all(0 < done.best[name] <= done.median[name] for name in done.best)
+    assert done.ratios["SDPA"] == done.best["SDPA"] / done.best["regard"]
+    assert done.bytes["regard"] >= 12 and done.bytes["SDPA"] == 0
+
+
+def test_a_unit_divides_the_time():
+    whole = bench.run(toy(), 0)
+    part = bench.run(bench.Case("models", "tokens", toy().make, unit=1000), 0)
+    assert part.best["regard"] < whole.best["regard"]
+
+
+def test_what_differs_is_not_timed():
+    with pytest.raises(RuntimeError, match="a toy: results differ, nothing was timed: Tensor-likes are not close"):
+        bench.run(toy(wrong=1.0))
+
+
+@pytest.mark.parametrize("make", [watching._model, models._reads], ids=["watching", "models"])
+def test_what_needs_transformers_says_so(make, monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else real(name))
+    with pytest.raises(bench.Missing, match="transformers is not installed"):
+        make()
+
+
+def test_peers_that_are_not_there_are_none(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    q, k, v = tensors(1, 2, 3, 4)
+    assert peers.openvino(q, k, v, False) is None
+    assert peers.onnxruntime(q, k, v, False) is None
+    assert peers.flex(q, k, v, True) is None
+    assert peers.flex_window(q, k, v, 1) is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: operator._with_gradients((1, 2, 7, 5), True, 1.0).make(),
+        lambda: operator._forward((1, 2, 7, 5), False, torch.bfloat16, 1.0).make(),
+        lambda: watching._layer(128),
+        models._encoder,
+    ],
+    ids=["gradients", "bfloat16", "a layer watched", "an encoder"],
+)
+def test_what_is_raced_is_compared_and_runs(make):
+    """Building the calls compares them."""
+    for call in make().values():
+        call()
+
+
+@pytest.mark.full
+def test_all_cases_run(monkeypatch):
+    for case in bench.cases():
+        assert bench.run(case, seconds=0).ratios
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_figures_come_back_from_their_file(tmp_path):
+    results = Results()
+    results.add(bench.run(toy(), 0))
+    results.save(tmp_path / "a.json")
+    again = read(tmp_path / "a.json")
+    assert (again.conditions, again.date) == (results.conditions, results.date)
+    again.save(tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
+    assert json.loads((tmp_path / "a.json").read_text())["cases"][0]["ratios"].keys() == {"SDPA", "transformers"}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"conditions": 3}', '{"conditions": {}, "date": "", "cases": [{}]}'])
+def test_other_files_are_refused(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match=r"a\.json is not a file that regard bench --json wrote"):
+        read(tmp_path / "a.json")
+
+
+def test_the_page_says_what_was_measured_and_what_was_not(tmp_path):
+    results = Results({"CPU": "a CPU", "openvino": "not installed"}, "2026-01-31")
+    results.add(bench.run(toy(group="watching"), 0))
+    text = page(results)
+    assert "## Watching" in text and "## Models" not in text
+    assert "2026-01-31: CPU a CPU. Not installed, so not raced: openvino." in text
+    assert "| case | ours, ms | SDPA | transformers | spread |" in text and "| a toy | 0 MB |" in text
+
+
+def test_the_page_of_the_documents_is_the_one_that_its_figures_give():
+    assert (DOCS / "benchmarks.md").read_text(encoding="utf-8") == page(read(DOCS / "benchmarks.json"))
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_races_keeps_and_goes_on(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "mine.json"
+    code, out, err = command(monkeypatch, capsys, "bench", QUICK, "--seconds", "0", "--json", str(file))
+    assert code == 0 and QUICK in out and "SDPA" in out and not err
+    first = json.loads(file.read_text())["cases"]
+    given = ("bench", QUICK, MORE, "--seconds", "0", "--json", str(file), "--page", str(tmp_path / "mine.md"))
+    code, out, _ = command(monkeypatch, capsys, *given)
+    second = json.loads(file.read_text())["cases"]
+    assert code == 0 and "1 of 2 cases are in" in out
+    assert second[0] == first[0] and len(second) == 2
+    assert MORE in (tmp_path / "mine.md").read_text()
+
+
+def test_the_command_tells_of_differences_and_of_what_is_missing(monkeypatch, capsys):
+    def missing() -> Mapping[str, Call]:
+        raise bench.Missing("transformers is not installed")
+
+    given = [bench.Case("operator", "not here", missing), toy(wrong=1.0), toy(name="another")]
+    monkeypatch.setattr("regard.cli.bench.cases", lambda words: given)
+    code, out, err = command(monkeypatch, capsys, "bench", "--seconds", "0")
+    assert code == 1 and "left out: transformers is not installed" in " ".join(out.split())
+    assert "another" in out and len(err) == 1 and err[0].startswith("regard: a toy: results differ")
+
+
+def test_figures_of_other_conditions_do_not_mix(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "old.json"
+    Results(bench.conditions() | {"threads": 99}).save(file)
+    before = file.read_text()
+    code, _, err = command(monkeypatch, capsys, "bench", QUICK, "--json", str(file))
+    assert code == 2 and "old.json was measured with threads 99, here it is" in err[0] and file.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["dance"], "no case is called 'dance'"),
+        (["--seconds", "-1"], "--seconds"),
+        (["--seconds", "nan"], "--seconds"),
+    ],
+)
+def test_wrong_requests_are_one_line(given, said, monkeypatch, capsys):
+    code, _, err = command(monkeypatch, capsys, "bench", *given)
+    assert code == 2 and len(err) == 1 and said in err[0]
+
+
+def test_names_can_be_listed(monkeypatch, capsys):
+    code, out, _ = command(monkeypatch, capsys, "bench", "models", "--list")
+    assert code == 0 and len(out.splitlines()) == len(bench.cases(["models"]))
