@@ -46,9 +46,6 @@ bundle: setup ## train the model that comes with the package anew, and put it th
 docs: setup ## the documents as a site that opens from disk: site/index.html
 	scripts/docs
 
-docs: setup ## the documents as a site that opens from disk: site/index.html
-	scripts/docs
-
 format: setup ## format the code and mend what the linter can mend
 	scripts/format
 
