@@ -48,6 +48,10 @@ def ways() -> tuple[Way, ...]:
       vectors for each of the n² scores; projecting q and k once gives the same numbers.
     - Relative positions alone, ``v·r_δ``: a product of D_p numbers for each score, and no content at all.
     - Relative positions beside content (Shaw): ``q·k + q·r_δ``.
+
+    >>> once = ways()[1]
+    >>> once.name, regard.budget.text(once.flops), once.at(n=4096, d=512, d_p=3, kernel=3)["flops"]
+    ('absolute, projected once', '4·n²·D + 6·n·D²', 40802189312)
     """
     values = 2 * N * D**2 + 2 * N**2 * D
     once, entries = 4 * N * D**2 + 2 * N**2 * D, N**2 * (4 * D**2 + 2 * D)

@@ -26,7 +26,14 @@ NAMES = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "gpt2
 
 
 def from_config(given: str | os.PathLike[str] | Mapping[str, Any]) -> Model:
-    """The model that a ``config.json``, the one in a folder, or its entries describe; weights are not looked at."""
+    """The model that a ``config.json``, the one in a folder, or its entries describe; weights are not looked at.
+
+    >>> sizes = {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}
+    >>> from_config({"model_type": "gpt2", **sizes}).parameters
+    124439808
+    >>> from_config(regard.models.bundled()).parameters  # a folder
+    735616
+    """
     if isinstance(given, Mapping):
         return read(Config(given))
     file = Path(given)

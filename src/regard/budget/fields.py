@@ -56,7 +56,11 @@ _AS_LETTERS = {
 
 
 def read_fields(kind: str, given: Iterable[str]) -> dict[str, Any]:
-    """``["d=512", "bias=no"]`` as ``{"d": 512, "bias": False}``; what a kind does not take is refused."""
+    """``["d=512", "bias=no"]`` as ``{"d": 512, "bias": False}``; what a kind does not take is refused.
+
+    >>> read_fields("attention", ["d=512", "heads=8", "bias=no"])
+    {'d': 512, 'heads': 8, 'bias': False}
+    """
     _check_kind(kind)
     found: dict[str, Any] = {}
     for one in given:
@@ -99,7 +103,11 @@ def _value(name: str, value: str) -> Any:
 
 
 def build(kind: str, fields: Mapping[str, Any]) -> Model:
-    """The model that these fields describe."""
+    """The model that these fields describe, of a kind: attention, block, encoder, decoder, encoder-decoder, vit.
+
+    >>> build("attention", {"d": 512, "heads": 8, "bias": False}).parameters
+    1048576
+    """
     _check_kind(kind)
     missing = [name for name in NEEDED[kind] if name not in fields]
     if missing:
@@ -129,6 +137,10 @@ def in_letters(kind: str, fields: Mapping[str, Any]) -> Model:
     """The same model with letters for sizes: all of attention's five dimensions, otherwise those that were given.
 
     Flags and names stay, and so does an image's size; ``hidden`` is always a letter.
+
+    >>> model = in_letters("attention", {"heads": 8, "bias": False})
+    >>> regard.budget.text(regard.budget.formulas(model)["parameters"])
+    '2·N_h·D_in·D_hid + N_h·D_in·D_o + N_h·D_o·D_out'
     """
     letters = {str(letter): letter for letter in LETTERS}
     given = {name: letters[_AS_LETTERS[name]] if name in _AS_LETTERS else value for name, value in fields.items()}

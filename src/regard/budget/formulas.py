@@ -15,7 +15,16 @@ __all__ = ["formulas"]
 
 
 def formulas(model: Model | Attention | tuple[Placed, ...]) -> dict[str, Number]:
-    """Name → formula, in the letters that the model has, of a batch of B sequences of n tokens."""
+    """Name → formula, in the letters that the model has, of a batch of B sequences of n tokens.
+
+    >>> model = regard.budget.in_letters("block", {"heads": 8})
+    >>> for name, formula in formulas(model).items():
+    ...     print(name, "=", regard.budget.text(formula))
+    parameters = 2·D·D_ff + 4D² + 6D + D_ff
+    FLOPs, forward = 4·B·n²·D + 4·B·n·D·D_ff + 8·B·n·D²
+    ...
+    n* (attention = the rest) = 2D + D_ff
+    """
     model = as_model(model)
     letters = {str(letter): letter for letter in LETTERS}
     b, n, m, t = (letters[name] for name in ("B", "n", "m", "t"))

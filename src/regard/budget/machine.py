@@ -30,6 +30,13 @@ class Machine:
     - ``activation``: elements/s of a gelu in float32; infinite where nobody measured it: it then costs its bytes only.
     - ``call``: seconds that any one operation costs at least; ``attention_call``: that a call of attention does.
     - ``rows``: how many rows make a matrix product half as fast as the peak: r rows take ``1 + rows/r`` times as long.
+
+    >>> mine = Machine("mine", peak={"float32": 1e12}, bandwidth=1e11, memory=2**34)
+    >>> mine.ridge("float32")  # a product of fewer FLOPs a byte waits for memory
+    10.0
+    >>> plan = regard.budget.plan(regard.budget.attention(512, 8), tokens=512, machine=mine)
+    >>> round(plan.seconds * 1000, 2)  # ms, for 1.61 GFLOP
+    1.66
     """
 
     name: str
@@ -61,7 +68,11 @@ class Machine:
         _check("measured", self.measured, self.measured is None or _is_date(self.measured), "an ISO date-time or None")
 
     def rate(self, dtype: str) -> float:
-        """FLOP/s of matrix products in ``dtype``."""
+        """FLOP/s of matrix products in ``dtype``.
+
+        >>> named("A100 80GB").rate("bfloat16") / 1e12
+        312.0
+        """
         if dtype not in self.peak:
             raise ValueError(f"{self.name} has no figure for {dtype}: it has {', '.join(sorted(self.peak))}")
         return self.peak[dtype]
@@ -75,7 +86,12 @@ class Machine:
         return self.rate(dtype) / self.bandwidth
 
     def to_json(self) -> str:
-        """Every field by its name; an infinite ``activation`` is null, as JSON has no infinity."""
+        """Every field by its name; an infinite ``activation`` is null, as JSON has no infinity.
+
+        >>> machine = named("A100 80GB")
+        >>> Machine.from_json(machine.to_json()) == machine
+        True
+        """
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         if math.isinf(self.activation):
             found["activation"] = None
@@ -137,12 +153,21 @@ def _rates(name: str, rates: object) -> dict[str, float]:
 
 
 def machines() -> tuple[str, ...]:
-    """The names that `named` knows, by maker and age."""
+    """The names that `named` knows, by maker and age.
+
+    >>> machines()[:3]
+    ('T4', 'V100 SXM2 32GB', 'A100 40GB')
+    """
     return tuple(ACCELERATORS)
 
 
 def named(name: str) -> Machine:
-    """An accelerator by its name; case, spaces, dashes and the maker's name do not matter: ``nvidia-a100-80gb``."""
+    """An accelerator by its name; case, spaces, dashes and the maker's name do not matter: ``nvidia-a100-80gb``.
+
+    >>> machine = named("nvidia-a100-80gb")
+    >>> machine.name, machine.memory // 2**30, round(machine.ridge("bfloat16"))
+    ('A100 80GB', 80, 153)
+    """
     for known, published in ACCELERATORS.items():
         if _plain(known) == _plain(name):
             return Machine(known, *published)

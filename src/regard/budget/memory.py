@@ -38,6 +38,13 @@ class Memory:
     needs. ``matrices``: the attention weights of all layers and heads, which plain attention stores in training.
     ``cache``: keys and values of all layers, of a model that writes. ``total``: weights, optimizer state and the peak,
     in which gradients are; for inference the cache too.
+
+    >>> model = regard.budget.decoder(768, heads=12, layers=12, vocab=50257)
+    >>> held = regard.budget.plan(model, tokens=1024, training=True).memory
+    >>> held.weights == 4 * model.parameters, held.optimizer == 2 * held.weights  # Adam: two numbers a weight
+    (True, True)
+    >>> held.matrices == 12 * 12 * 1024**2 * 4  # layers × heads × n × n, which tiled attention never stores
+    True
     """
 
     weights: Number

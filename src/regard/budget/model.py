@@ -20,6 +20,11 @@ class Lengths:
     """How long a call is: ``batch`` sequences of ``n`` tokens, a source of ``m``, ``cached`` tokens read before.
 
     ``m`` is n unless given. With a cache the n tokens are new, and the context's keys are in the cache too.
+
+    >>> model = regard.budget.encoder_decoder(512, heads=8, layers=6, vocab=37000)
+    >>> plan = regard.budget.plan(model, tokens=64, source=100, batch=2)
+    >>> plan.lengths
+    Lengths(batch=2, n=64, m=100, cached=None)
     """
 
     batch: Number = 1
@@ -76,6 +81,10 @@ class Model:
 
     ``tokens``: the one length there is (an image's patches and class token), or None. ``longest``: what learned
     positions reach. ``vocab``: the width of the logits, where there are some.
+
+    >>> model = regard.budget.decoder(768, heads=12, layers=12, vocab=50257, position="learned", reach=1024)
+    >>> model.parameters, model.layers, model.longest, model.writes
+    (124412160, 12, 1024, True)
     """
 
     title: str
@@ -112,7 +121,13 @@ class Model:
         return bool(own) and all(part.causal for part in own)
 
     def plain(self) -> Model:
-        """The same with attention that stores its weights."""
+        """The same with attention that stores its weights.
+
+        >>> model = regard.budget.encoder(512, heads=8, layers=6)
+        >>> tiled, plain = (regard.budget.plan(x, tokens=32768).memory.peak for x in (model, model.plain()))
+        >>> plain // tiled
+        105
+        """
 
         def changed(placed: Placed) -> Placed:
             part = placed.part

@@ -59,6 +59,13 @@ class Plan:
 
     All numbers are derived when they are asked for. FLOPs count two a multiply–add, masks not exploited; ``needed`` is
     what remains of them when causal and window masks are.
+
+    >>> model = regard.budget.decoder(768, heads=12, layers=12, vocab=50257)
+    >>> found = plan(model, tokens=1024, training=True, machine="A100 80GB", dtype="bfloat16")
+    >>> found.parameters, found.forward, found.needed < found.forward, found.most
+    (123625728, 291648307200, True, 99)
+    >>> found.bottleneck
+    'projections, 65% (...): d is large for this length; attention overtakes at n* = 15,369'
     """
 
     model: Model
@@ -124,7 +131,16 @@ class Plan:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """One row a part, in the order in which they run."""
+        """One row a part, in the order in which they run.
+
+        >>> for row in plan(regard.budget.encoder(512, heads=8, layers=6), tokens=512).rows:
+        ...     print(row.name, row.times, row.parameters)
+        attention norm 6 6144
+        attention 6 6294528
+        feed-forward norm 6 6144
+        feed-forward 6 12598272
+        last norm 1 1024
+        """
         merged: dict[str, Row] = {}
         for stack in self.model.stacks:
             prefix = f"{stack.name}: " if len(self.model.stacks) > 1 else ""
@@ -249,7 +265,13 @@ class Plan:
 
     @cached_property
     def decoding(self) -> Decoding | None:
-        """What one more token costs after n of them; None for a model that does not write."""
+        """What one more token costs after n of them; None for a model that does not write.
+
+        >>> model = regard.budget.decoder(768, heads=12, layers=12, vocab=50257)
+        >>> token = plan(model, tokens=1024, dtype="bfloat16").decoding
+        >>> token.cache == 2 * 12 * 1024 * 768 * 2  # keys and values, layers × n × D of 2 bytes
+        True
+        """
         model, batch, n, m = self.model, self.lengths.batch, self.lengths.n, self.lengths.m
         if not model.writes or model.vocab is None:
             return None
@@ -278,7 +300,11 @@ class Plan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as what JSON can hold."""
+        """Everything, as what JSON can hold.
+
+        >>> plan(regard.budget.encoder(512, heads=8, layers=6), tokens=512).to_dict()["flops"]["forward"]
+        22548578304
+        """
         machine = None if self.machine is None else {"name": self.machine.name, "measured": self.machine.measured}
         decoding = self.decoding
         return {

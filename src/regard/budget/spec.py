@@ -146,6 +146,13 @@ def block(
     """The parts of ``layers`` equal blocks: norm, attention, perhaps norm and cross-attention, norm, feed-forward.
 
     ``position`` is what acts inside attention; its learned table, one for all layers, is not among the parts.
+    ``hidden`` is 4·D unless given.
+
+    >>> parts = block(512, heads=8)
+    >>> [part.name for part in parts]
+    ['attention norm', 'attention', 'feed-forward norm', 'feed-forward']
+    >>> regard.budget.plan(parts, tokens=512).parameters
+    3150848
     """
     for name in options:
         if name not in Options.__annotations__:
@@ -246,7 +253,11 @@ def encoder(
     reach: Number | None = None,
     **options: Unpack[Options],
 ) -> Model:
-    """A stack in which every token sees every other; with ``vocab`` it embeds tokens, and has no logits."""
+    """A stack in which every token sees every other; with ``vocab`` it embeds tokens, and has no logits.
+
+    >>> encoder(768, heads=12, layers=12, vocab=30522, position="learned", reach=512).parameters
+    108862464
+    """
     d = size("d", d)
     words = _words(vocab, d, scaled)
     stack = _stack("encoder", d, heads, layers, hidden, position, reach, embeddings=words, **options)
@@ -266,7 +277,12 @@ def decoder(
     reach: Number | None = None,
     **options: Unpack[Options],
 ) -> Model:
-    """A causal stack; with ``vocab`` it embeds tokens and gives logits, from the embedding itself where ``tied``."""
+    """A causal stack; with ``vocab`` it embeds tokens and gives logits, from the embedding itself where ``tied``.
+
+    >>> gpt2 = decoder(768, heads=12, layers=12, vocab=50257, position="learned", reach=1024, qkv_bias=True)
+    >>> gpt2.parameters
+    124439808
+    """
     d = size("d", d)
     words = _words(vocab, d, scaled)
     stack = _stack("decoder", d, heads, layers, hidden, position, reach, embeddings=words, causal=True, **options)
@@ -292,6 +308,9 @@ def encoder_decoder(
     """A source of m tokens read by an encoder, a target of n written by a causal decoder with cross-attention.
 
     Both share one embedding of ``vocab`` words.
+
+    >>> encoder_decoder(512, heads=8, layers=6, vocab=37000).parameters
+    63056896
     """
     d = size("d", d)
     words = _words(vocab, d, scaled, "m")
@@ -321,7 +340,12 @@ def vision_transformer(
     head: Literal["hidden", "linear"] = "linear",
     **options: Unpack[Options],
 ) -> Model:
-    """Patches as tokens, a class token, learned positions, an encoder, and a classifier of the class token's vector."""
+    """Patches as tokens, a class token, learned positions, an encoder, and a classifier of the class token's vector.
+
+    >>> vit = vision_transformer((224, 224), (16, 16), classes=1000, d=768, heads=12, layers=12, qkv_bias=True)
+    >>> vit.parameters, vit.tokens  # 14 × 14 patches and the class token
+    (86567656, 197)
+    """
     d = size("d", d)
     for side, whole, step in zip(("height", "width"), image, patch, strict=True):
         if isinstance(whole, int) and isinstance(step, int) and whole % size("patch", step):

@@ -51,6 +51,12 @@ class Counted:
         computes with another's weights without calling it is its own (torch.nn.MultiheadAttention and its out_proj).
     uncounted: operators that ran, that no formula knows, and that might hide products; empty when everything was seen.
     ran: ``"nothing"``; ``"shapes"``: on tensors without data; ``"values"``: for real, since shapes were not enough.
+
+    >>> found = count(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2, bias=False)), torch.empty(7, 3, device="meta"))
+    >>> found.parameters, dict(found.flops), found.ran
+    (30, {'': 350, '0': 210, '1': 140}, 'shapes')
+    >>> found.by_part[1]
+    Part(path='1', kind='Linear', parameters=10)
     """
 
     parameters: int
