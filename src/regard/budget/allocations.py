@@ -13,7 +13,12 @@ __all__ = ["Allocated", "allocated"]
 
 
 class Allocated(NamedTuple):
-    """Bytes of CPU tensors above the start: the most at once, and what is left while the call's result is held."""
+    """Bytes of CPU tensors above the start: the most at once, and what is left while the call's result is held.
+
+    >>> found = allocated(lambda: torch.zeros(100) + torch.zeros(100))  # two, and then their sum
+    >>> found.most, found.left
+    (1200, 400)
+    """
 
     most: int
     left: int
