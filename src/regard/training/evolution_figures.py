@@ -35,7 +35,12 @@ SIDE_BY_SIDE = 3  # kinds of one head at one time, the surest first
 
 
 def trajectories(evolution: Evolution, name: str = "entropy") -> Figure:
-    """One number of every head over time, anything that ``Evolution.value`` knows: a line a head, coloured by layer."""
+    """One number of every head over time, anything that ``Evolution.value`` knows: a line a head, coloured by layer.
+
+    >>> seen = regard.training.evolution(regard.models.bundled())
+    >>> trajectories(seen, "previous score").texts[0].get_text()
+    'previous score of 12 heads'
+    """
     values = evolution.value(name).double().numpy()
     if not np.isfinite(values).any():
         raise ValueError(f"{name} is not known of any head here")
@@ -72,6 +77,10 @@ def film(
 
     ``heads`` are pairs (path, head); unless given, up to ``most`` that took a kind, the surest first, and then those
     whose maps changed most.
+
+    >>> seen = regard.training.evolution(regard.models.bundled())
+    >>> film(seen, [("decoder.blocks.1.attention", 0)], steps=4).texts[0].get_text()
+    'maps of 1 head: queries down, keys across'
     """
     integer("steps", steps, least=1)
     integer("most", most, least=1)
@@ -86,7 +95,8 @@ def film(
         number = evolution.heads.index(head)
         kinds = evolution.labels[-1][number][:1]
         names.append(" ".join([evolution.label(number), *kinds]))
-    title = f"maps of {len(chosen)} heads: queries down, keys across"
+    count = f"{len(chosen)} {'head' if len(chosen) == 1 else 'heads'}"
+    title = f"maps of {count}: queries down, keys across"
     return plots.grid(maps, row_labels=names, column_labels=shown, x_label="step", y_label="layer.head", title=title)
 
 
@@ -94,6 +104,9 @@ def arrivals(evolution: Evolution) -> Figure:
     """When each head took its type: a row a head, coloured by the kinds it is sure to be, from record to record.
 
     Where it is several at once the row is shared by the surest three; a dot is where one came that stayed to the end.
+
+    >>> arrivals(regard.training.evolution(regard.models.bundled())).texts[0].get_text()
+    'when heads took their types: TextDecoder'
     """
     many, steps = len(evolution.heads), evolution.steps
     legend = [x for x in KIND_COLOURS if any(x in held for step in evolution.labels for held in step)] or ["no kinds"]
@@ -126,7 +139,14 @@ def arrivals(evolution: Evolution) -> Figure:
 
 def save_figures(evolution: Evolution, folder: Path) -> list[Path]:
     """All of them as PNG files in a folder: entropy and distance over time, a film of maps, the arrivals, and of models
-    of pictures where heads look from a pixel."""
+    of pictures where heads look from a pixel.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> seen = regard.training.Evolution(regard.training.evolution(regard.models.bundled()).records[::25])
+    >>> with TemporaryDirectory() as folder:
+    ...     [file.name for file in save_figures(seen, Path(folder))]
+    ['entropy.png', 'distance.png', 'film.png', 'arrivals.png']
+    """
     folder.mkdir(parents=True, exist_ok=True)
     figures = {name: trajectories(evolution, name) for name in ("entropy", "distance")}
     figures |= {"film": film(evolution), "arrivals": arrivals(evolution)}

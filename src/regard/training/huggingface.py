@@ -17,6 +17,10 @@ def RecorderCallback(folder: str | os.PathLike[str], tokenizer: Any = None, **op
 
     The tokenizer is the trainer's ``processing_class`` unless given (or ``images=`` or ``probes=``). Training that goes
     on from a checkpoint goes on with its records. All processes take part, and the first one writes.
+
+    >>> callback = RecorderCallback("runs/gpt2/evolution", share=0.02)
+    >>> callback.folder, callback.options  # transformers.Trainer(…, callbacks=[callback])
+    ('runs/gpt2/evolution', {'share': 0.02})
     """
     return _made()(folder, tokenizer, options)
 

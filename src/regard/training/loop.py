@@ -35,7 +35,18 @@ WEIGHTS, LEARNING = 1, 2
 
 
 class Listener:
-    """Whom a run tells what it does; this one says nothing. Only the first process tells."""
+    """Whom a run tells what it does; this one says nothing. Only the first process tells.
+
+    >>> class Losses(Listener):
+    ...     def learned(self, step, numbers):
+    ...         print(step, sorted(numbers))
+    >>> from tempfile import TemporaryDirectory
+    >>> small = {"steps": 2, "warmup": 1, "batch": 4, "record": 0, "model.d": 8, "data.checks": 4}
+    >>> with TemporaryDirectory() as folder:
+    ...     result = regard.training.train("repeats", f"{folder}/run", small, listener=Losses())
+    1 ['loss', 'norm', 'predictions', 'rate']
+    2 ['loss', 'norm', 'predictions', 'rate']
+    """
 
     def began(self, task: Task, model: nn.Module, step: int) -> None:
         """A run begins, or goes on from a step."""

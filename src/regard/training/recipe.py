@@ -20,9 +20,11 @@ LARGEST = 2**20  # bytes of a recipe file
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a task is learned. ``batch`` counts examples a step, over all processes and pieces; a recipe is a run's law:
-    two runs of one recipe on one machine end with the same weights, bit for bit.
+    """Everything that decides a run, as plain data: how a task is learned.
 
+    A recipe is a run's law: two runs of one recipe on one machine end with the same weights, bit for bit.
+
+    - ``batch`` counts examples a step, over all processes and pieces.
     - ``rate`` rises over ``warmup`` steps and falls as a cosine to ``floor · rate`` at the last step.
     - ``decay`` (of matrices, not of vectors), ``beta1`` and ``beta2`` are AdamW's; ``clip`` bounds the gradient's
       norm, 0 does not.
@@ -35,6 +37,11 @@ class Recipe:
       8, 11 … (2^(k/2), rounded), or every ``record_every`` steps.
     - ``parallel``: under torchrun, ``ddp`` (a model in every process) or ``fsdp`` (a share of it).
     - ``model`` and ``data`` are the task's own.
+
+    >>> from regard.training.tasks import TASKS
+    >>> recipe = TASKS["repeats"].recipe.changed({"steps": 300, "model.layers": 3})
+    >>> recipe.steps, recipe.rate, dict(recipe.model)
+    (300, 0.002, {'d': 64, 'heads': 4, 'layers': 3, 'hidden': 128})
     """
 
     task: str
@@ -87,7 +94,11 @@ class Recipe:
             raise ValueError(f"accumulate={self.accumulate} does not divide batch={self.batch}; pieces must be alike")
 
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
-        """This recipe with some entries changed: ``{"steps": 100, "model.layers": 2}``; nested tables may be given."""
+        """This recipe with some entries changed: ``{"steps": 100, "model.layers": 2}``; nested tables may be given.
+
+        >>> Recipe("mine", steps=200, batch=8, rate=1e-3).changed({"rate": "2e-3", "warmup": 20}).rate  # texts are read
+        0.002
+        """
         tables: dict[str, dict[str, Value]] = {name: dict(getattr(self, name)) for name in TABLES}
         own: dict[str, Any] = {}
         for name, value in flat(changes).items():
@@ -110,7 +121,11 @@ class Recipe:
         return asdict(replace(self, model=dict(self.model), data=dict(self.data)))
 
     def to_toml(self) -> str:
-        """As a file that ``read_recipe`` and ``--config`` take."""
+        """As a file that ``read_recipe`` and ``--config`` take.
+
+        >>> Recipe("mine", steps=200, batch=8, rate=1e-3, model={"d": 16}).to_toml().splitlines()[:4]
+        ['task = "mine"', 'steps = 200', 'batch = 8', 'rate = 0.001']
+        """
         told = self.to_dict()
         lines = [f"{name} = {_toml(told[name])}" for name in ("task", *self._names())]
         for table in TABLES:

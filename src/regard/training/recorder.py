@@ -60,6 +60,17 @@ class Recorder:
 
     The model is in eval mode meanwhile and back afterwards, random states, gradients and weights are left as they are.
     A folder with records is gone on with: ``back_to`` a checkpoint's step first.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from regard.models.text import Bytes
+    >>> model = regard.nn.Decoder(8, heads=2, layers=1, vocab=256)
+    >>> with TemporaryDirectory() as folder:
+    ...     recorder = Recorder(model, folder, Bytes(), share=None)
+    ...     recorded = [step for step in range(10) if recorder.step(step)]  # in a training loop, after each step
+    ...     recorder.finish(9)
+    ...     seen = regard.training.evolution(folder)
+    >>> recorded, seen.steps, seen.value("entropy").shape
+    ([0, 1, 2, 3, 4, 6, 8], [0, 1, 2, 3, 4, 6, 8, 9], torch.Size([8, 2]))
     """
 
     def __init__(

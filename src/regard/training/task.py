@@ -19,11 +19,22 @@ Batch = dict[str, Tensor]  # tensors whose first dimension counts examples
 
 
 class Task(ABC):
-    """One task. Everything it gives is a function of the recipe (and of a step) alone: a run that is killed and goes
-    on sees what it would have seen.
+    """What is learned: a model, its examples, its loss, and what is asked on held-out examples.
 
-    ``prepared`` is the run's folder for data that is slow to make (a tokenizer, token ids). ``prepare`` writes it
-    once, and another process or a later start reads it.
+    Everything a task gives is a function of the recipe (and of a step) alone: a run that is killed and goes on sees
+    what it would have seen. ``prepared`` is the run's folder for data that is slow to make (a tokenizer, token ids).
+    ``prepare`` writes it once, and another process or a later start reads it.
+
+    A task of your own names itself, has a recipe, and implements what is abstract here; the ones that are there show
+    how:
+
+    >>> from regard.training.tasks import TASKS
+    >>> task = TASKS["repeats"](TASKS["repeats"].recipe)
+    >>> batch = task.batch(step=0)
+    >>> batch["ids"].shape, task.count(batch), task.loss(task.model(), batch).ndim
+    (torch.Size([64, 65]), 1160, 0)
+    >>> [probe.name for probe in task.probes()], task.score
+    (['natural', 'repeated', 'random'], 'accuracy')
     """
 
     name: ClassVar[str]

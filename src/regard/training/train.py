@@ -30,7 +30,16 @@ LOST = ("connection closed by peer", "connection reset", "timed out", "timeout",
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended (``steps``, ``patience`` or ``stopped``), and the best it did."""
+    """What a run came to: how it ended (``steps``, ``patience`` or ``stopped``), and the best it did.
+
+    ``best`` is ``{"step", "scores"}`` of the best evaluation, ``watching`` the share of the time that the recorder
+    took.
+
+    >>> import json
+    >>> said = json.loads((regard.models.bundled() / "result.json").read_text())  # what a run leaves of it
+    >>> said["ended"], said["steps"], sorted(said["best"]["scores"])
+    ('steps', 6000, ['bits per byte', 'loss'])
+    """
 
     task: str
     ended: str
@@ -66,6 +75,14 @@ def train(
     - Ctrl-C writes a checkpoint and ends; the same call goes on from there, as it does after kill −9, a full disk, or
       the loss of a process. At the end the best weights are in ``folder/model``.
     - under torchrun every process calls this; the first one writes.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> small = {"steps": 2, "warmup": 1, "batch": 4, "record": 0, "model.d": 8, "data.checks": 4}
+    >>> with TemporaryDirectory() as folder:
+    ...     result = train("repeats", f"{folder}/run", small)
+    ...     model = regard.models.load(f"{folder}/run/model")
+    >>> result.ended, result.steps, result.best["step"], list(result.best["scores"])
+    ('steps', 2, 2, ['loss', 'accuracy'])
     """
     kind = task_of(task)
     recipe = kind.recipe if changes is None else kind.recipe.changed(changes)
@@ -92,6 +109,14 @@ def trained(folder: str | os.PathLike[str], step: int | None = None, *, task: ty
     """The model of a run, with the weights of one of its checkpoints: ``step``, or the best that there is.
 
     ``task`` is needed where the run's task is a class of your own.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> small = {"steps": 2, "warmup": 1, "batch": 4, "record": 0, "model.d": 8, "data.checks": 4}
+    >>> with TemporaryDirectory() as folder:
+    ...     result = train("repeats", f"{folder}/run", small)
+    ...     model = trained(f"{folder}/run", step=2)
+    >>> type(model).__name__, sum(p.numel() for p in model.parameters())
+    ('TextDecoder', 8296)
     """
     path = Path(folder)
     name, recipe = read_run(path)
