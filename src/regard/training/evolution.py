@@ -35,6 +35,9 @@ def evolution(folder: str | os.PathLike[str]) -> Evolution:
     """Open what a ``Recorder`` wrote: its folder, or a run's folder that has it as ``evolution``.
 
     The folder may be written to meanwhile; what else is in it is left alone.
+
+    >>> evolution(regard.models.bundled())
+    Evolution of 12 heads of TextDecoder, steps 0 … 6000 (26 records)
     """
     path = Path(folder)
     if not path.is_dir():
@@ -55,7 +58,14 @@ def evolution(folder: str | os.PathLike[str]) -> Evolution:
 
 @dataclass(frozen=True, repr=False)
 class Evolution:
-    """All records of a run, in the order of their steps; heads are numbered through all layers."""
+    """All records of a run, in the order of their steps; heads are numbered through all layers.
+
+    >>> seen = regard.training.evolution(regard.models.bundled())
+    >>> seen.value("previous score").shape, seen.label(4)  # records × heads; layer 1, head 0
+    (torch.Size([26, 12]), '1.0')
+    >>> seen.steps[::5], [round(x, 2) for x in seen.value("previous score")[::5, 4].tolist()]
+    ([0, 8, 45, 256, 1448, 6000], [0.05, 0.05, 0.04, 0.11, 0.91, 0.98])
+    """
 
     records: Sequence[Record]
 
@@ -121,6 +131,11 @@ class Evolution:
         """One number over time, ``[steps, heads]``: ``"entropy"``, ``"induction confidence"``, ``"natural raw sink"``…
 
         NaN where it could not be had.
+
+        >>> seen = evolution(regard.models.bundled())
+        >>> surest = seen.value("induction confidence").amax(1)  # of all heads, at each record
+        >>> [step for step, x in zip(seen.steps, surest.tolist(), strict=True) if x > 0.3][0]
+        1448
         """
         if name in COLUMNS:
             at = list(COLUMNS).index(name)
@@ -148,13 +163,21 @@ class Evolution:
 
     @cached_property
     def labels(self) -> list[list[list[str]]]:
-        """The kinds that each head is sure to be, at every step; the surest first."""
+        """The kinds that each head is sure to be, at every step; the surest first.
+
+        >>> evolution(regard.models.bundled()).labels[-1][4]  # of head 1.0, at the last record
+        ['previous', 'positional', 'convolution']
+        """
         return [[labels(found) for found in step] for step in self.kinds()]
 
     def arrivals(self) -> list[dict[str, Any]]:
         """When each head took its type: the first step since when it has held a label to the end, two records or more.
 
         Rows ``{kind, step, path, layer, head, confidence}``, the earliest first; the confidence is the last one.
+
+        >>> first = {row["kind"]: row["step"] for row in reversed(evolution(regard.models.bundled()).arrivals())}
+        >>> first["previous"], first["induction"], first["sink"]
+        (724, 1448, 2048)
         """
         found = []
         for at, (path, head) in enumerate(self.heads):
@@ -183,7 +206,12 @@ class Evolution:
         return found
 
     def map(self, step: int, path: str, head: int) -> Tensor:
-        """A head's pooled map at a recorded step, less the bins that no token falls into: those of short texts."""
+        """A head's pooled map at a recorded step, less the bins that no token falls into: those of short texts.
+
+        >>> seen = evolution(regard.models.bundled())
+        >>> seen.map(6000, "decoder.blocks.1.attention", 0).shape
+        torch.Size([32, 32])
+        """
         record, at = self._at(step, path, head)
         place = next(place for place in record.places if place.path == path)
         cells = record.tensors["map"][at]
@@ -194,12 +222,22 @@ class Evolution:
         return cells
 
     def profile(self, step: int, path: str, head: int) -> Tensor:
-        """A head's mean weight at each offset −r … r at a recorded step; on a grid ``[2r+1, 2r+1]``."""
+        """A head's mean weight at each offset −r … r at a recorded step; on a grid ``[2r+1, 2r+1]``.
+
+        >>> seen = evolution(regard.models.bundled())
+        >>> profile = seen.profile(6000, "decoder.blocks.1.attention", 0)  # offsets −16 … 16
+        >>> int(profile.argmax()) - 16
+        -1
+        """
         record, at = self._at(step, path, head)
         return record.tensors["profile"][at]
 
     def table(self, heads: bool = False) -> Table:
-        """For the terminal: when each kind came and which head took it first; with ``heads=True`` what each became."""
+        """For the terminal: when each kind came and which head took it first; with ``heads=True`` what each became.
+
+        >>> evolution(regard.models.bundled()).table().row_count  # a row a kind
+        8
+        """
         return self._by_head() if heads else self._by_kind()
 
     def to_csv(self, file: str | os.PathLike[str] | None = None) -> str:
