@@ -44,6 +44,10 @@ def this(refresh: bool = False, progress: Progress | None = None) -> Machine:
     Another CPU, thread count, instruction set or version of torch or regard is measured anew; so is everything with
     ``refresh``. The file is ``regard/machine.json`` in ``$XDG_CACHE_HOME`` or ``~/.cache``. One that cannot be read is
     replaced; where none can be written, a warning says so.
+
+    >>> machine = kept() or regard.budget.named("A100 80GB")  # `this` itself takes 5 seconds where nothing is kept
+    >>> regard.budget.plan(regard.budget.attention(512, 8), tokens=512, machine=machine).seconds > 0
+    True
     """
     key = _key()
     known = _read()
@@ -136,6 +140,10 @@ def measure(progress: Progress | None = None, seconds: float = 5.0) -> Machine:
     Each figure is the median of several runs in a share of the time, at sizes that double until the share is spent.
     So 5 seconds give the rates of large products, and a fraction of a second gives those of small ones. int8 is not
     measured: torch has no plain int8 product on CPUs.
+
+    >>> machine = measure(seconds=0.02)  # rough
+    >>> machine.rate("float32") > 0, machine.measured is not None
+    (True, True)
     """
     if not 0 < number("seconds", seconds) < math.inf:
         raise ValueError(f"seconds is {seconds}; it must be a positive number")
