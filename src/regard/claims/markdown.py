@@ -10,17 +10,17 @@ __all__ = ["markdown", "row", "section"]
 
 HEAD = """# The claims of the theory, executed
 
-Which statements about attention are true? The theory behind `regard` is five course documents, 000 to 004 (their letters:
-[symbols](symbols.md)). Every statement in them that can be true or false is run here, as code that measures or derives,
-beside a control that must fail:
+Which statements about attention are true? The theory behind `regard` is five course documents, 000 to 004 (their
+letters: [symbols](symbols.md)). Every statement in them that can be true or false is run here, as code that measures
+or derives, beside a control that must fail:
 
 - **holds**: as it is written, as far as the check goes.
 - **holds if**: under a condition that the statement leaves out; the section below names it.
 - **fails as written**: a counterexample was found; the section says what is true instead, and that is checked too.
 
-Written by `regard claims --markdown docs/claims.md`; `regard claims` prints the same, `--report FILE.html` makes a page with
-formulas, figures and the code that ran, `--only ID` runs one. In Python `regard.claims.claim("hard-limit").run(gap=0.1)` runs
-a claim with other values. Numbers are of one machine.
+Written by `regard claims --markdown docs/claims.md`; `regard claims` prints the same, `--report FILE.html` makes a
+page with formulas, figures and the code that ran, `--only ID` runs one. In Python
+`regard.claims.claim("hard-limit").run(gap=0.1)` runs a claim with other values. Numbers are of one machine.
 """
 
 
