@@ -1,6 +1,6 @@
 # Every command of this project, once. Each calls a script of the same name in scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help lab setup check test test-full sanitize fuzz bench bundle docs format clean
+.PHONY: help lab setup check test test-full sanitize fuzz bench bundle docs dist format clean
 
 # The environment is made anew only when something it was built from has changed.
 INSTALLED := .venv/.installed
@@ -45,6 +45,9 @@ bundle: setup ## train the model that comes with the package anew, and put it th
 
 docs: setup ## the documents as a site that opens from disk: site/index.html
 	scripts/docs
+
+dist: ## the sdist and a manylinux wheel of what is committed, in dist/ (PYTHON=python3.12 for another interpreter)
+	scripts/dist
 
 format: setup ## format the code and mend what the linter can mend
 	scripts/format

@@ -330,7 +330,7 @@ def test_no_home_folder_is_no_error(measured: list[Machine], monkeypatch: pytest
 def test_the_cache_is_in_the_home_folder_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    assert this_machine._file() == tmp_path / ".cache" / "regard" / "machine.json"
+    assert this_machine.kept_in() == tmp_path / ".cache" / "regard" / "machine.json"
 
 
 def test_the_newest_sixteen_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

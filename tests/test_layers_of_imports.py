@@ -38,6 +38,7 @@ LAYERS = (
     "claims",
     "bench",
     "lab",
+    "doctor",
     "cli",
     "__main__",
 )

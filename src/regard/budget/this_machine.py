@@ -29,7 +29,7 @@ from regard.masks import Causal
 from regard.shapes import number
 from regard.version import __version__
 
-__all__ = ["cpu", "kept", "measure", "this"]
+__all__ = ["cpu", "kept", "kept_in", "measure", "this"]
 
 MEASURED = ("float32", "float64", "bfloat16", "float16")
 FEW = 64  # rows of a product that is too small to be fast
@@ -73,7 +73,7 @@ def _key() -> str:
     return f"{_name()}; torch {torch.__version__}; regard {__version__}, {kernels}"
 
 
-def _file() -> Path:
+def kept_in() -> Path:
     """Where measurements are kept."""
     folder = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(folder):  # the XDG specification ignores relative ones
@@ -87,7 +87,7 @@ def _file() -> Path:
 def _read() -> dict[str, Machine]:
     """Kept measurements by key; what is not one of ours is left out."""
     try:
-        found = json.loads(_file().read_text(encoding="utf-8"))
+        found = json.loads(kept_in().read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     entries = found.get("machines") if isinstance(found, dict) else None
@@ -101,7 +101,7 @@ def _read() -> dict[str, Machine]:
 
 
 def _write(kept: Mapping[str, Machine]) -> None:
-    file = _file()
+    file = kept_in()
     file.parent.mkdir(parents=True, exist_ok=True)
     newest = list(kept.items())[-KEPT:]
     content = {"machines": {key: json.loads(machine.to_json()) for key, machine in newest}}

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli import bench, budget, claims, convolve, describe, generate, lab, look, train
+from regard.cli import bench, budget, claims, convolve, describe, doctor, generate, lab, look, train
 from regard.version import __version__
 
 __all__ = ["app", "run"]
@@ -28,6 +28,7 @@ app.command("budget")(budget.budget)
 app.command("claims")(claims.claims)
 app.command("convolve")(convolve.convolve)
 app.command("describe")(describe.describe)
+app.command("doctor")(doctor.doctor)
 app.command("generate")(generate.generate)
 app.command("lab")(lab.lab)
 app.command("look")(look.look)

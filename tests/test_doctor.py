@@ -1,0 +1,288 @@
+"""``regard doctor``: what it finds, that its self-test can fail, and the version. All of it on the pure package too."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from commands import command
+
+import regard
+from regard import version
+from regard.doctor import selftest, surroundings
+from regard.doctor.examine import CHECKS, _notes, examine
+from regard.doctor.selftest import Row, self_test
+from regard.kernels import native, reference
+
+pytestmark = pytest.mark.usefixtures("full_tiles")
+
+BACKEND = "native" if native.built() else "reference"
+KERNEL = native if native.built() else reference
+WELL: dict[str, Any] = {"backend": BACKEND, "rows": [], "corners": {}, "seconds": 0.0, "passed": True, "failed": []}
+
+
+@pytest.fixture
+def untested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The surroundings alone: the self-test takes its time."""
+    monkeypatch.setitem(CHECKS, "self_test", lambda: WELL)
+
+
+@pytest.fixture
+def pure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a build without a compiler leaves it."""
+    monkeypatch.setattr(native, "_module", None)
+    monkeypatch.setattr(native, "_missing", "the native module of regard was not built")
+
+
+# --- what is printed --------------------------------------------------------------------------------------------------
+
+
+def test_all_is_well_here(monkeypatch, capsys):
+    code, out, err = command(monkeypatch, capsys, "doctor")
+    assert (code, err) == (0, [])
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80 and lines[-1] == "✓ all well" and "✗" not in out
+    assert lines[0].startswith(f"versions  regard {regard.__version__}, python 3.")
+    for label in ("cpu", "memory", "native", "threads", "extras", "kept in"):
+        assert sum(line.startswith(label + "  ") for line in lines) == 1, label
+    assert f"self-test, {BACKEND} backend" in out
+    if native.built():
+        assert f"in use {native.instruction_set()}" in out
+
+
+def test_the_same_as_data(monkeypatch, capsys, untested):
+    code, out, err = command(monkeypatch, capsys, "doctor", "--json")
+    assert (code, err) == (0, [])
+    found = json.loads(out)
+    assert found["well"] is True and found["problems"] == []
+    assert list(found) == [*CHECKS, "problems", "notes", "well"]
+    assert found["versions"] == surroundings.versions()
+    assert found["native"]["built"] == native.built()
+    assert found["threads"]["torch"] == torch.get_num_threads()
+    assert found["memory"]["total"] > found["memory"]["available"] > 0
+    assert found["kept"]["machine"].endswith("regard/machine.json")
+
+
+def test_the_pure_package_is_tested_and_says_how_to_get_the_rest(monkeypatch, capsys, pure):
+    code, out, _ = command(monkeypatch, capsys, "doctor")
+    assert code == 0
+    assert "self-test, reference backend" in out and "reference backend  " not in out
+    said = " ".join(out.split())
+    assert "native the native module of regard was not built threads" in said
+    assert "note: the native module of regard was not built: everything runs on the reference backend" in said
+    assert "--no-cache-dir --force-reinstall --no-deps and a C++17 compiler" in said
+
+
+def test_a_check_that_raises_is_reported_and_the_others_go_on(monkeypatch, capsys, untested):
+    def broken() -> None:
+        raise OSError("no such [b]file[/b]")
+
+    monkeypatch.setitem(CHECKS, "memory", broken)
+    code, out, err = command(monkeypatch, capsys, "doctor")
+    assert (code, err) == (1, [])
+    assert "memory    not known: OSError: no such [b]file[/b]" in out
+    assert "✗ memory could not be checked: OSError: no such [b]file[/b]" in out
+    assert "kept in   " in out and "all well" not in out
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_any_check_may_raise(name, monkeypatch, capsys, untested):
+    monkeypatch.setitem(CHECKS, name, lambda: 1 / 0)
+    code, out, _ = command(monkeypatch, capsys, "doctor")
+    assert code == 1 and f"✗ {name.replace('_', '-')} could not be checked: ZeroDivisionError" in out
+
+
+def test_missing_extras_are_named_with_their_command(monkeypatch, capsys, untested):
+    def missing(package: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(surroundings, "version", missing)
+    code, out, _ = command(monkeypatch, capsys, "doctor")
+    assert code == 0
+    for extra, package in (("hf", "transformers"), ("plot", "matplotlib"), ("train", "scikit-learn")):
+        assert f"{package} is missing" in out and f"pip install 'regard[{extra}]'" in out
+
+
+# --- the surroundings -------------------------------------------------------------------------------------------------
+
+
+def test_openmp_runtimes_are_found_by_their_files():
+    maps = """
+7f00-7f01 r-xp 00000000 08:01 1 /venv/lib/torch/lib/libgomp.so.1
+7f01-7f02 r--p 00000000 08:01 1 /venv/lib/torch/lib/libgomp.so.1
+7f02-7f03 r-xp 00000000 08:01 2 /with space/scikit_learn.libs/libgomp-e985bcbb.so.1.0.0
+7f03-7f04 r-xp 00000000 08:01 3 /opt/intel/libiomp5.so
+7f04-7f05 r-xp 00000000 08:01 4 /usr/lib/llvm/libomp.so.5
+7f05-7f06 r-xp 00000000 08:01 5 /usr/lib/libcomposite.so.1
+7f06-7f07 r-xp 00000000 08:01 6 /usr/lib/libompl.so
+7f07-7f08 rw-p 00000000 00:00 0 [heap]
+"""
+    assert surroundings.openmp(maps.splitlines()) == [
+        "/opt/intel/libiomp5.so",
+        "/usr/lib/llvm/libomp.so.5",
+        "/venv/lib/torch/lib/libgomp.so.1",
+        "/with space/scikit_learn.libs/libgomp-e985bcbb.so.1.0.0",
+    ]
+
+
+def test_the_native_module_brings_no_second_openmp():
+    """In a process that has torch alone; other packages bring what they bring."""
+    found = [file for file in surroundings.threads()["openmp"] if "/torch/" in file or "regard" in file]
+    assert len(found) <= 1
+
+
+def files(monkeypatch: pytest.MonkeyPatch, **given: str) -> None:
+    monkeypatch.setattr(surroundings, "_text", lambda file: given.get(file.rpartition("/")[2].replace(".", "_"), ""))
+
+
+def test_a_containers_limits_count(monkeypatch):
+    meminfo = "MemTotal:       8 kB\nMemAvailable:   6 kB\n"
+    files(monkeypatch, meminfo=meminfo, memory_max="max\n", memory_current="0", cpu_max="max 100000\n")
+    cores = surroundings.cores()
+    assert surroundings.memory() == {"total": 8192, "available": 6144}
+    files(monkeypatch, meminfo=meminfo, memory_max="4096\n", memory_current="1000\n", cpu_max="50000 100000\n")
+    assert surroundings.memory() == {"total": 4096, "available": 3096}
+    assert cores >= surroundings.cores() == 1
+    files(monkeypatch)
+    assert surroundings.memory() == {"total": None, "available": None}
+
+
+def test_what_the_system_does_not_tell_is_said(monkeypatch, capsys, untested):
+    files(monkeypatch)
+    monkeypatch.setattr(surroundings.platform, "machine", lambda: "aarch64")
+    code, out, _ = command(monkeypatch, capsys, "doctor")
+    assert code == 0 and "memory    the system does not tell" in out
+    assert "          has " not in out and "OpenMP" not in out
+
+
+def test_advice():
+    built = {"built": True, "instruction_sets": ["portable", "avx2"], "in_use": "portable", "forced": "portable"}
+    threads = {"torch": 64, "cores": 2, "openmp": ["/a/libgomp.so.1", "/b/libiomp5.so"]}
+    assert _notes({"native": built, "threads": threads}) == [
+        "REGARD_ISA has portable in use, though avx2 could be",
+        "torch uses 64 threads on 2 cores, which is slow; set OMP_NUM_THREADS=2",
+        "more than one OpenMP runtime is loaded: their threads compete, and calls become slow",
+    ]
+    built |= {"forced": None}
+    assert _notes({"native": built, "threads": threads | {"torch": 2, "openmp": []}}) == []
+    assert _notes({"native": {"error": "…"}, "threads": {"error": "…"}}) == []
+
+
+# --- the self-test can fail -------------------------------------------------------------------------------------------
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, name: str, change: Any) -> None:
+    """Let a kernel's function compute something else."""
+    right = getattr(KERNEL, name)
+    monkeypatch.setattr(KERNEL, name, lambda *given, **named: change(right(*given, **named)))
+
+
+def masks(count: int = 3) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    return (selftest._case(generator, mask=mask) for mask in selftest._masks(generator)[:count])
+
+
+def test_a_wrong_kernel_is_found(monkeypatch, capsys):
+    spoil(monkeypatch, "forward", lambda made: made._replace(out=made.out * (1 + 1e-3)))
+    code, out, err = command(monkeypatch, capsys, "doctor")
+    assert (code, err) == (1, []) and "all well" not in out
+    said = " ".join(out[out.index("✗ self-test") :].split())
+    assert said.startswith("✗ self-test failed: no mask, no bias: forward errs by 1.0e-03, ")
+    assert "× torch's own error (and " in said
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "part"),
+    [
+        ("forward", lambda made: made._replace(out=made.out + 1e-4), "forward"),
+        ("forward", lambda made: made._replace(out=made.out * math.nan), "forward"),
+        ("backward", lambda made: replace(made, q=made.q * 1.001), "backward"),
+        ("backward", lambda made: replace(made, v=made.v.flip(2)), "backward"),
+    ],
+    ids=["a little", "NaN", "q's gradient", "v's gradient in another order"],
+)
+def test_wrong_numbers_are_found(name, change, part, monkeypatch):
+    spoil(monkeypatch, name, change)
+    row = selftest._run(Row("masks"), masks(), BACKEND)
+    assert row.cases == 3 and row.wrong.startswith(f"{part} errs by ")
+
+
+@pytest.mark.parametrize(
+    "name", ["entropy", "peak", "offset", "distance", "sink", "local", "map", "profile", "key_mass"]
+)
+def test_a_wrong_observable_is_found(name, monkeypatch):
+    def change(made: Any) -> Any:
+        *kept, values = made
+        return (*kept, values | {name: values[name] * 1.001})
+
+    spoil(monkeypatch, "observed", change)
+    assert selftest._observed(Row("observables"), masks(), BACKEND).wrong.startswith("forward errs by ")
+
+
+def test_a_kernel_that_raises_is_reported(monkeypatch):
+    def broken(made: Any) -> Any:
+        raise RuntimeError("illegal instruction")
+
+    spoil(monkeypatch, "forward", broken)
+    spoil(monkeypatch, "output", broken)
+    assert selftest._run(Row("masks"), masks(1), BACKEND).wrong == "RuntimeError: illegal instruction"
+    for check in selftest.CORNERS.values():
+        assert selftest._attempt(check, BACKEND) == "RuntimeError: illegal instruction"
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("rows without keys are 0", lambda made: made + 1e-6),
+        ("hidden NaN stays hidden", lambda made: made * math.nan),
+        ("ties share at scale ∞", lambda made: made * 1.0001),
+        ("threads change no bit", lambda made: made + torch.get_num_threads()),
+    ],
+)
+def test_a_corner_that_is_wrong_is_found(what, change, monkeypatch):
+    assert selftest._attempt(selftest.CORNERS[what], BACKEND) == ""
+    spoil(monkeypatch, "output", change)
+    spoil(monkeypatch, "forward", lambda made: made._replace(out=change(made.out)))
+    assert selftest._attempt(selftest.CORNERS[what], BACKEND) == "it is not so"
+
+
+def test_the_self_test_leaves_threads_and_random_numbers_as_they_are(monkeypatch):
+    monkeypatch.setattr(selftest, "_kinds", lambda g: {"masks": masks(1)})
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    found = self_test()
+    assert found["passed"] and found["failed"] == []
+    assert torch.get_num_threads() == threads and torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_error_that_is_no_number_is_null_in_json(monkeypatch, capsys):
+    row = Row("masks")
+    row.add("forward", [torch.tensor([math.nan])], [torch.ones(1)], [torch.ones(1, dtype=torch.float64)])
+    row.judge()
+    failed = WELL | {"rows": [row.to_dict()], "passed": False, "failed": [f"masks: {row.wrong}"]}
+    monkeypatch.setitem(CHECKS, "self_test", lambda: failed)
+    code, out, _ = command(monkeypatch, capsys, "doctor", "--json")
+    assert code == 1 and json.loads(out)["self_test"]["rows"][0]["error"] == {"forward": None}
+    code, out, _ = command(monkeypatch, capsys, "doctor")
+    assert code == 1 and "nan" in out
+    assert examine()["problems"] == ["self-test failed: masks: forward errs by nan, nan × torch's own error"]
+
+
+# --- the version ------------------------------------------------------------------------------------------------------
+
+
+def test_the_version_is_the_installed_one(monkeypatch, capsys):
+    assert regard.__version__ == importlib.metadata.version("regard") == version.__version__
+    assert command(monkeypatch, capsys, "--version") == (0, f"regard {regard.__version__}\n", [])
+
+
+def test_sources_that_were_never_installed_have_no_version(monkeypatch):
+    def missing(package: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(version, "version", missing)
+    assert version._installed() == "0+unknown"
