@@ -26,6 +26,13 @@ class ConvolvedAttention(nn.Module):
     ``kept`` is a ``MultiHeadAttention`` of the heads that stay (None where none does); ``kernel [C, *K]`` are those of
     the C others, ``convolved`` their numbers. All of it can be trained. It stands where the layer stood, for
     self-attention without a cache: on a line with masks that let a query see one run of keys, on a ``grid`` with none.
+
+    >>> layer, x = MultiHeadAttention(6, heads=3), torch.randn(1, 16, 6)
+    >>> _, seen = layer(x, observe=Observe(keep=True))
+    >>> found = regard.convolution.to_convolution(seen, radius=2)
+    >>> convolved = ConvolvedAttention(layer, found[:1])  # head 0, however well it fits; heads 1 and 2 are kept
+    >>> convolved(x).shape, convolved.kernel.shape, convolved.kept.heads
+    (torch.Size([1, 16, 6]), torch.Size([1, 5]), 2)
     """
 
     def __init__(

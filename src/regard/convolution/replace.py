@@ -30,6 +30,9 @@ class Comparison:
 
     ``error`` is the largest difference of outputs, ``relative`` √(Σ (y' − y)² / Σ y²); ``before`` and ``after`` are
     seconds of a call, the best of several taken in turn, and ``speedup`` is their ratio.
+
+    >>> Comparison(error=0.01, relative=0.001, before=0.5, after=0.125).speedup
+    4.0
     """
 
     error: float
@@ -44,7 +47,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Replaced:
-    """``model``: a copy in which the heads of ``swapped`` are convolutions; ``found``: the nearest of every head."""
+    """``model``: a copy in which the heads of ``swapped`` are convolutions; ``found``: the nearest of every head.
+
+    >>> near = regard.Quadratic(4, 4, heads=2, centers=[[0.0, 1.0], [-1.0, 0.0]], alpha=30.0)
+    >>> layer = MultiHeadAttention(6, 2, scale=0.0, position=near)
+    >>> done = replace(layer, inputs=torch.randn(1, 16, 6), radius=1, grid=(4, 4))
+    >>> type(done.model).__name__, [round(x, 2) for x in done.found[""][0].centre]  # rows down, columns right
+    ('ConvolvedAttention', [0.0, 1.0])
+    """
 
     model: nn.Module
     found: Mapping[str, Sequence[HeadConvolution]]
@@ -105,9 +115,16 @@ def replace(
 def swap(
     model: nn.Module, heads: Mapping[str, Sequence[HeadConvolution]], *, grid: tuple[int, int] | None = None
 ) -> nn.Module:
-    """A copy of a model with these heads, by the path of their layer, replaced: ``Replaced.swapped`` of this or another
+    """A copy of a model with these heads, by the path of their layer, replaced.
 
-    model with the same layers, which may read larger pictures.
+    They are ``Replaced.swapped`` of this model, or of another one with the same layers, which may read smaller
+    pictures.
+
+    >>> model, x = regard.nn.Encoder(6, heads=3, layers=2), torch.randn(1, 16, 6)
+    >>> done = replace(model, threshold=0.0, inputs=x)  # every head, however well it fits
+    >>> other = swap(model, {"blocks.1.attention": done.swapped["blocks.1.attention"]})
+    >>> [type(block.attention).__name__ for block in other.blocks]
+    ['MultiHeadAttention', 'ConvolvedAttention']
     """
     copy = deepcopy(model)
     for path, found in heads.items():
@@ -123,7 +140,12 @@ def swap(
 
 
 def compare(model: nn.Module, other: nn.Module, inputs: Tensor, *, call: Call = run, repeat: int = 5) -> Comparison:
-    """How far outputs are apart, and the time of both, taken in turn."""
+    """How far the outputs of two models are apart on the same inputs, and the time of both, taken in turn.
+
+    >>> model = regard.nn.Encoder(6, heads=3, layers=1)
+    >>> compare(model, model, torch.randn(1, 16, 6), repeat=1).error
+    0.0
+    """
     pair = (model, other)
     with torch.inference_mode():
         y, z = (_tensor(call(one, inputs)) for one in pair)  # the first calls warm up

@@ -45,6 +45,9 @@ def leak(alpha: float, axes: int) -> float:
 
     Keys stand at different whole places, one of them at the offset, so that the softmax's sum is at most θ(α)^p. For
     large α, ε ≈ 2p·e^{−α}.
+
+    >>> [round(leak(alpha, axes=2), 4) for alpha in (2.0, 4.0, 8.0)]
+    [0.3813, 0.0694, 0.0013]
     """
     if alpha == math.inf:
         return 0.0
@@ -63,6 +66,10 @@ class AttentionConvolution(nn.Module):
 
     All heads share one key head and one value head, v = z. What is learned is the kernel, in the convolution's own
     shape (so that groups stay groups), and the bias. float32 or float64: positions must be exact.
+
+    >>> layer = to_attention(nn.Conv1d(2, 3, kernel_size=3, padding=1), alpha=4.0)
+    >>> layer.shifts, layer.kernel.shape, layer(torch.randn(1, 2, 7)).shape
+    ([(-1,), (0,), (1,)], torch.Size([3, 2, 3]), torch.Size([1, 3, 7]))
     """
 
     def __init__(self, conv: nn.Conv1d | nn.Conv2d, *, alpha: float = math.inf, direct: bool = True) -> None:
@@ -130,6 +137,11 @@ class AttentionConvolution(nn.Module):
         """``ε Σ_{h,c} |W_h,c| (max_k z_kc − min_k z_kc)``: the most that finite α can change an output, ``[*B, out]``
 
         What lies beside the offset weighs ε at most (``leak``), and swaps a padded pixel of a channel for another.
+
+        >>> conv, x = nn.Conv1d(2, 3, kernel_size=3, padding=1), torch.randn(1, 2, 7)
+        >>> layer = to_attention(conv, alpha=4.0)
+        >>> bool(((layer(x) - conv(x)).abs().amax(-1) <= layer.error_bound(x)).all())
+        True
         """
         self._check(x)
         pixels = self.geometry.padded(x).flatten(-self.geometry.axes)
@@ -142,6 +154,10 @@ class AttentionConvolution(nn.Module):
         """Measured on x: how far from its query each head's largest weight lies ``[H, p]``, and that weight ``[H]``
 
         Means over all queries. Where the conversion is right the first are ``shifts``, and the second 1 for hard heads.
+
+        >>> at, weight = to_attention(nn.Conv1d(2, 3, kernel_size=3, padding=1)).looks(torch.randn(1, 2, 7))
+        >>> at.squeeze(-1).tolist(), weight.tolist()
+        ([-1.0, 0.0, 1.0], [1.0, 1.0, 1.0])
         """
         _, queries, keys = self._tokens(x)
         _, seen = self.attention(queries, keys, observe=Observe())

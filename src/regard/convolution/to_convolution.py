@@ -36,6 +36,12 @@ class HeadConvolution:
       same kernel's size: a broad head has a large fit that means nothing.
     - ``off``: max_i Σ_j |A_ij − P_ij|, from 0 to 2. Outputs of the head differ by at most ``off · max_j ‖v_j W_O‖`` in
       any norm; ``bound`` is that, where the norms were taken (``regard.watch(…, values=True)``).
+
+    >>> x = torch.zeros(1, 1, 16, 2)  # one head that looks at its neighbours alone, and at all three alike
+    >>> _, seen = regard.attention(x, x, x, mask=regard.Window(1), observe=regard.Observe(keep=True))
+    >>> found = to_convolution(seen, radius=1)[0]
+    >>> found.kernel, round(found.fit, 6)
+    (tensor([0.3333, 0.3333, 0.3333], dtype=torch.float64), 1.0)
     """
 
     head: int
