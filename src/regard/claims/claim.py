@@ -42,7 +42,16 @@ class Series:
 
 @dataclass
 class Evidence:
-    """What a check found: answers, numbers, and lines to draw; plain data throughout."""
+    """What a check found: answers, numbers, and lines to draw; plain data throughout.
+
+    >>> found = Evidence()
+    >>> found.written("softmax rows sum to 1", bool(torch.randn(3, 5).softmax(-1).sum(-1).sub(1).abs().max() < 1e-6))
+    >>> found.verdict  # nothing has shown yet that the question can be answered with no
+    'undecided'
+    >>> found.control("so do rows that are not normalised", bool(torch.ones(3, 5).sum(-1).eq(1).all()))
+    >>> found.verdict
+    'holds'
+    """
 
     findings: list[Finding] = field(default_factory=list)
     numbers: dict[str, float | int | str | list[float]] = field(default_factory=dict)
@@ -101,6 +110,12 @@ class Claim:
     - ``verdict`` is the recorded one; ``correction`` says under which condition it holds, or what is true instead.
     - ``check`` takes keyword arguments with defaults, numbers that people may want to turn and the parts it looks at,
       and gives ``Evidence``; the same for the same arguments. One named ``full`` stands for the long version.
+
+    >>> limit = regard.claims.claim("hard-limit")
+    >>> limit.statement
+    'As the inverse temperature β grows, softmax(β s) becomes the one-hot argmax.'
+    >>> limit.verdict, limit.parameters
+    ('holds if', {'n': 8, 'gap': 0.5, 'seed': 0})
     """
 
     id: str
@@ -129,7 +144,12 @@ class Claim:
         return found
 
     def run(self, *, full: bool = False, **changes: Any) -> Result:
-        """Run the check, with some of its arguments changed."""
+        """Run the check, with some of its arguments changed.
+
+        >>> result = regard.claims.claim("hard-limit").run(gap=0.1)
+        >>> result.verdict, round(result.evidence.numbers["rate"], 3)  # the error falls as exp(−β·gap)
+        ('holds if', -0.1)
+        """
         known = inspect.signature(self.check).parameters
         wrong = [name for name in changes if name not in known]
         if wrong:
@@ -143,7 +163,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class Result:
-    """A claim and what a run of it found."""
+    """A claim and what a run of it found.
+
+    >>> result = regard.claims.claim("hard-limit").run()
+    >>> result.as_recorded, result.line
+    (True, 'under a tie the error stays 1; error 0 at β = ∞')
+    """
 
     claim: Claim
     evidence: Evidence

@@ -38,7 +38,11 @@ T = TypeVar("T")
 
 
 def default_state() -> Path:
-    """``$XDG_STATE_HOME/regard/lab``, or ~/.local/state/regard/lab."""
+    """Where a lab keeps what is its own: ``$XDG_STATE_HOME/regard/lab``, or ~/.local/state/regard/lab.
+
+    >>> default_state().parts[-2:]
+    ('regard', 'lab')
+    """
     home = os.environ.get("XDG_STATE_HOME", "")
     base = Path(home) if home.startswith("/") else Path.home() / ".local" / "state"
     return base / "regard" / "lab"
@@ -62,7 +66,18 @@ class Opened:
 
 
 class Lab:
-    """``state``: the lab's own folder, which one lab uses at a time."""
+    """What is open in a lab (models, recordings, runs), and the jobs that work on it; ``regard lab`` serves one.
+
+    ``state``: the lab's own folder, which one lab uses at a time.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as state:
+    ...     lab = Lab(Path(state))
+    ...     model = lab.open(models.bundled())
+    ...     lab.close()
+    >>> model.kind, model.title
+    ('model', 'bundled model')
+    """
 
     def __init__(self, state: Path) -> None:
         self.state = state
@@ -124,6 +139,7 @@ class Lab:
         return found
 
     def all(self, kind: str) -> list[Opened]:
+        """What is open of a kind: "model", "recording" or "run", in the order of opening."""
         with self._lock:
             return [one for one in self._open.values() if one.kind == kind]
 
@@ -194,6 +210,7 @@ class Lab:
         return self._cache.get(key, size, make)
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything that is open, as plain data for a page."""
         with self._lock:
             return {
                 "version": __version__,
