@@ -242,3 +242,14 @@ def test_from_torch_turns_the_convention_around() -> None:
 def test_bad_input_is_named(make, error, words: str) -> None:
     with pytest.raises(error, match=words):
         make()
+
+
+def test_masks_are_drawn_at_the_size_that_is_asked_for():
+    mask = Causal() & Window(1)
+    assert mask.draw(3).splitlines()[1:4] == ["■ · ·", "■ ■ ·", "· ■ ■"]
+    assert mask.draw(2, 3).splitlines()[1:3] == ["■ ■ ·", "· ■ ■"]
+    assert mask.draw(0, 2).splitlines()[-1].startswith("(rows: 0 queries, columns: 2 keys")
+    with pytest.raises(ValueError, match=r"a drawing has at most \d+ rows and columns, got 5 × 1000"):
+        mask.draw(5, 1000)
+    with pytest.raises(ValueError, match="3"):  # made for other sizes
+        Padding(torch.ones(1, 3, dtype=torch.bool)).draw(2, 4)

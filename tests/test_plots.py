@@ -249,3 +249,8 @@ def test_matplotlib_is_asked_for_by_name(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=r"figures need matplotlib; pip install 'regard\[plot\]'"):
         plots.heat(random(2, 2))
+
+
+def test_figures_show_themselves_in_a_notebook():
+    figure = plots.heat(np.eye(3))
+    assert figure._repr_png_().startswith(b"\x89PNG")

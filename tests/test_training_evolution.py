@@ -106,7 +106,7 @@ def test_kinds_are_held_against_the_first_step(run: Path) -> None:
         assert values[3].tolist() == pytest.approx([x[kind]["confidence"] for x in found.kinds()[3]])
     raw = found.value("repeated raw induction")
     assert raw[2, 4] == pytest.approx(found.records[2].scores(4)["repeated"]["raw"]["induction"])
-    with pytest.raises(ValueError, match="there is no 'colour'; there are entropy"):
+    with pytest.raises(ValueError, match=r"there is no 'colour'; near it are .*, and names\(\) lists all"):
         found.value("colour")
 
 

@@ -9,6 +9,7 @@ as ↵ and ⇥, characters that no font here can draw as ▯.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import secrets
 import threading
@@ -61,6 +62,10 @@ def grid(
 
     ``[H, g, g]`` fills ``columns`` or ``rows`` in reading order (without them, about a square). A list may hold
     ``[H, g, g]`` of unequal sizes. ``titles`` stand above the maps, labels on the left and on top.
+
+    >>> figure = grid(np.random.rand(2, 3, 8, 8), row_labels=["layer 0", "layer 1"], title="6 heads")
+    >>> len(figure.axes[0].images), figure.texts[0].get_text()
+    (6, '6 heads')
     """
     table = _table(maps, columns, rows)
     high, wide = len(table), max(map(len, table))
@@ -108,6 +113,10 @@ def heat(
     """One map ``[n, m]``: queries down, keys across, words beside it where a side has at most 64, else numbers.
 
     ``rows`` and ``keys`` say which span the cells pool, ``(first, after the last)``; 0 … n and 0 … m unless given.
+
+    >>> figure = heat([[1.0, 0.0], [0.3, 0.7]], ["the", "cat"], ["the", "cat"])
+    >>> [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    ['the', 'cat']
     """
     weights = _map(map)
     n, m = weights.shape
@@ -124,6 +133,10 @@ def profile(offsets: Any, weights: ArrayLike, *, title: str | None = None) -> Fi
     """The mean weight at each relative offset: bars on a line, a map with its centre marked for ``[2ry+1, 2rx+1]``.
 
     ``offsets`` are as many numbers as there are weights; on a grid ``(dy, dx)``, or None: −r … r.
+
+    >>> figure = profile([-2, -1, 0], [0.1, 0.7, 0.2], title="it looks one token back")
+    >>> [float(bar.get_height()) for bar in figure.axes[0].patches]
+    [0.1, 0.7, 0.2]
     """
     values = np.asarray(weights, dtype=float)
     if values.ndim not in (1, 2) or not values.size:
@@ -158,6 +171,10 @@ def lines(
     """Queries on the left, keys on the right, a line from each to each, as opaque as the weight is large.
 
     ``weights``: an array ``[n, m]``, or a list of tuples ``(i, j, weight)``. Those under 0.02 are not drawn.
+
+    >>> figure = lines(["it", "was"], ["the", "cat"], [[0.1, 0.9], [0.5, 0.5]])
+    >>> sorted(text.get_text() for text in figure.axes[0].texts)
+    ['cat', 'it', 'keys', 'queries', 'the', 'was']
     """
     n, m = len(row_words), len(key_words)
     if max(n, m) > MOST_LINES:
@@ -204,6 +221,11 @@ def series(
 
     Names stand at the lines' ends. On a logarithmic axis what is not positive is left out. ``marks`` are upright lines
     ``{name: x}``.
+
+    >>> n = np.array([256, 512, 1024])
+    >>> figure = series({"attention": (n, n**2), "the rest": (n, 1024 * n)}, x_label="n", log="xy")
+    >>> figure.axes[0].get_xscale(), [text.get_text() for text in figure.axes[0].texts]
+    ('log', ['attention', 'the rest'])
     """
     if log not in ("", "x", "y", "xy"):
         raise ValueError(f'log is {log!r}; it is "", "x", "y" or "xy"')
@@ -238,7 +260,14 @@ def series(
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Write ``.png``, ``.svg`` or ``.pdf``: whole or not at all, and the same bytes for the same figure."""
+    """Write ``.png``, ``.svg`` or ``.pdf``: whole or not at all, and the same bytes for the same figure.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     save(heat([[1.0, 0.0], [0.3, 0.7]]), f"{folder}/map.svg")
+    ...     os.listdir(folder)
+    ['map.svg']
+    """
     file = Path(path)
     kind = file.suffix.lower().removeprefix(".")
     if kind not in ("png", "svg", "pdf"):
@@ -256,7 +285,11 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
 
 
 def part(name: str) -> Any:
-    """A module of matplotlib, which is imported when something is drawn and not before."""
+    """A module of matplotlib, which is imported when something is drawn and not before.
+
+    >>> part(".figure").Figure.__name__
+    'Figure'
+    """
     try:
         return importlib.import_module(f"matplotlib{name}")
     except ImportError:
@@ -274,7 +307,11 @@ def _fonts() -> tuple[list[str], frozenset[int]]:
 
 
 def font(**more: Any) -> dict[str, Any]:
-    """How words are set: as they are, never as a formula."""
+    """How words are set: as they are, never as a formula.
+
+    >>> font(size=9)["size"], font()["parse_math"]
+    (9, False)
+    """
     return {"family": _fonts()[0], "size": SMALL, "color": INK, "parse_math": False, "usetex": False} | more
 
 
@@ -292,7 +329,11 @@ def _shown(word: object, most: int = 14) -> str:
 
 
 def inches(words: Iterable[object] | None, size: float = SMALL, most: int = 14) -> float:
-    """The width of the widest word: a character takes 0.6 of the size, one of East Asia all of it."""
+    """The width of the widest word: a character takes 0.6 of the size, one of East Asia all of it.
+
+    >>> inches(["a", "cat"]) == inches(["cat"]) < inches(["attention"])
+    True
+    """
     texts = (_shown(word, most) for word in words or ())
     wide = (sum(1.02 if unicodedata.east_asian_width(c) in "WF" else 0.61 for c in text) for text in texts)
     return max(wide, default=0.0) * size / 72
@@ -301,11 +342,16 @@ def inches(words: Iterable[object] | None, size: float = SMALL, most: int = 14) 
 def frame(
     width: float, height: float, *, left: float, bottom: float, right: float = 0.15, top: float = 0.1, title: str | None
 ) -> tuple[Figure, Any]:
-    """A figure around axes of that size, in inches, with a title at the left that has room."""
+    """A figure around axes of that size, in inches, with a title at the left that has room.
+
+    >>> figure, axes = frame(2, 1, left=0.5, bottom=0.5, title="a title")
+    >>> figure.texts[0].get_text(), (axes.get_position().size * figure.get_size_inches()).round(2).tolist()
+    ('a title', [2.0, 1.0])
+    """
     if title is not None:
         top, right = top + 0.25, max(right, inches([title], TITLE, 120) + 0.2 - left - width)
     wide, high = left + width + right, bottom + height + top
-    figure = part(".figure").Figure(figsize=(wide, high), dpi=200, facecolor="white", layout="none")
+    figure = _figure()(figsize=(wide, high), dpi=200, facecolor="white", layout="none")
     axes = figure.add_axes((left / wide, bottom / high, width / wide, height / high))
     if title is not None:
         figure.text(0.1 / wide, 1 - 0.08 / high, _shown(title, 120), va="top", **font(size=TITLE))
@@ -314,7 +360,27 @@ def frame(
     return figure, axes
 
 
+@lru_cache(maxsize=1)
+def _figure() -> Any:
+    """matplotlib's figure, made to show itself in a notebook: of itself it does so through pyplot alone."""
+
+    class Shown(part(".figure").Figure):  # type: ignore[misc]
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format="png", dpi=100)
+            return file.getvalue()
+
+    return Shown
+
+
 def thin_ticks(axes: Any) -> None:
+    """Ticks as all figures here have them: thin, grey, with small numbers.
+
+    >>> _, axes = frame(2, 1, left=0.5, bottom=0.5, title=None)
+    >>> thin_ticks(axes)
+    >>> axes.xaxis.get_tick_params()["width"]
+    0.5
+    """
     style = {"width": 0.5, "color": EDGE, "labelsize": SMALL, "labelcolor": INK, "labelfontfamily": _fonts()[0]}
     axes.tick_params(length=2, **style)
     axes.tick_params(which="minor", length=1, **style)
@@ -356,6 +422,13 @@ def _coloured(
 
 
 def name_axes(axes: Any, x_label: str | None, y_label: str | None) -> None:
+    """Names of both axes, as they are: nothing in them is read as a formula.
+
+    >>> _, axes = frame(2, 1, left=0.5, bottom=0.5, title=None)
+    >>> name_axes(axes, "tokens", "$n^2$")
+    >>> axes.get_ylabel()
+    '$n^2$'
+    """
     axes.set_xlabel("" if x_label is None else _shown(x_label, 60), **font())
     axes.set_ylabel("" if y_label is None else _shown(y_label, 60), **font())
 

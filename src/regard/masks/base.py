@@ -79,24 +79,38 @@ class Mask:
         """n and m of the drawing."""
         return 6, 6
 
-    def __repr__(self) -> str:
-        if tracing():
-            return self._name()
-        try:
-            n, m = self._preview()
-            if max(n, m) > LARGEST_DRAWING:
-                return self._name()
-            see = self.dense(n, m)
-            if not readable(see):
-                return self._name()
-        except (ValueError, RuntimeError):  # parts made for different sizes still have a name
-            return self._name()
+    def draw(self, n: int, m: int | None = None) -> str:
+        """The mask of n queries and m keys (n, unless given) as lines of ■ and ·; ``print`` draws a small one.
+
+        Of a mask that differs over a batch or over heads the first entry is drawn.
+
+        >>> print(regard.Causal().draw(2, 3))
+        Causal()
+        ■ ■ ·
+        ■ ■ ■
+        (rows: 2 queries, columns: 3 keys; ■ may attend, · hidden)
+        """
+        m = n if m is None else m
+        if max(n, m) > LARGEST_DRAWING:
+            raise ValueError(f"a drawing has at most {LARGEST_DRAWING} rows and columns, got {n} × {m}")
+        see = self.dense(n, m)
         first = see.reshape(-1, n, m)[0] if see.numel() else see.reshape(n, m)
         lines = [" ".join("■" if allowed else "·" for allowed in row) for row in first.tolist()]
         which = "" if see.ndim == 2 else ", first batch entry"
         return "\n".join(
             [self._name(), *lines, f"(rows: {n} queries, columns: {m} keys{which}; ■ may attend, · hidden)"]
         )
+
+    def __repr__(self) -> str:
+        if tracing():
+            return self._name()
+        try:
+            n, m = self._preview()
+            if max(n, m) > LARGEST_DRAWING or not readable(self.dense(n, m)):
+                return self._name()
+            return self.draw(n, m)
+        except (ValueError, RuntimeError):  # parts made for different sizes still have a name
+            return self._name()
 
 
 @value

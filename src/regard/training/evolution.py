@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,8 @@ class Evolution:
         for table, names in self.records[0].names.items():
             if name.startswith(f"{table} ") and (score := name[len(table) + 1 :]) in names:
                 return torch.stack([record.tensors[table][:, names.index(score)] for record in self.records])
-        raise ValueError(f"there is no {name!r}; there are {', '.join(self.names())}")
+        close = get_close_matches(name, self.names(), 3, 0.4) or list(COLUMNS)
+        raise ValueError(f"there is no {name!r}; near it are {', '.join(close)}, and names() lists all")
 
     def kinds(self) -> list[list[dict[str, dict[str, float]]]]:
         """``{kind: {score, control, confidence}}`` at every step of every head; see ``regard.watching.kinds``.
