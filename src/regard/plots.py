@@ -9,6 +9,7 @@ as ↵ and ⇥, characters that no font here can draw as ▯.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import secrets
 import threading
@@ -350,13 +351,26 @@ def frame(
     if title is not None:
         top, right = top + 0.25, max(right, inches([title], TITLE, 120) + 0.2 - left - width)
     wide, high = left + width + right, bottom + height + top
-    figure = part(".figure").Figure(figsize=(wide, high), dpi=200, facecolor="white", layout="none")
+    figure = _figure()(figsize=(wide, high), dpi=200, facecolor="white", layout="none")
     axes = figure.add_axes((left / wide, bottom / high, width / wide, height / high))
     if title is not None:
         figure.text(0.1 / wide, 1 - 0.08 / high, _shown(title, 120), va="top", **font(size=TITLE))
     axes.spines[:].set(linewidth=0.5, color=EDGE)
     thin_ticks(axes)
     return figure, axes
+
+
+@lru_cache(maxsize=1)
+def _figure() -> Any:
+    """matplotlib's figure, made to show itself in a notebook: of itself it does so through pyplot alone."""
+
+    class Shown(part(".figure").Figure):  # type: ignore[misc]
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format="png", dpi=100)
+            return file.getvalue()
+
+    return Shown
 
 
 def thin_ticks(axes: Any) -> None:
