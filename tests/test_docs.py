@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 import re
 import shlex
@@ -69,14 +70,38 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.startswith("http") or (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize(
-    "name", ["regard", "regard.masks", "regard.positions", "regard.observables", "regard.nn", "regard.budget"]
-)
-def test_exports_exist_and_are_documented(name: str) -> None:
+def _home(name: str) -> str:
+    """The module that a name on a page comes from: ``regard.plots.save`` → ``regard.plots``."""
+    module = regard
+    for part in name.split(".")[1:]:
+        if f"{module.__name__}.{part}" in MODULES:
+            importlib.import_module(f"{module.__name__}.{part}")
+        if not inspect.ismodule(found := getattr(module, part, None)):
+            break
+        module = found
+    return module.__name__
+
+
+def _public() -> list[str]:
+    """Packages that export something, and the modules whose names the pages use. ``regard.cli`` is the command's."""
+    packages = {"regard", *(name for _, name, package in pkgutil.walk_packages(regard.__path__, "regard.") if package)}
+    named = set()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        named |= set(re.findall(r"\bregard(?:\.\w+)+", text))
+        for module, names in re.findall(r"\bfrom (regard[\w.]*) import \(?([\w, ]+)", text):
+            named |= {f"{module}.{name.split()[0]}" for name in names.split(",") if name.strip()}
+    found = packages | set(map(_home, named))
+    return sorted(name for name in found - {"regard.cli"} if hasattr(importlib.import_module(name), "__all__"))
+
+
+@pytest.mark.parametrize("name", _public())
+def test_exports_exist_and_have_an_example(name: str) -> None:
     module = importlib.import_module(name)
-    assert sorted(module.__all__) == list(module.__all__) or name == "regard.observables"
-    for export in module.__all__:
-        assert (getattr(module, export).__doc__ or "").strip() or not callable(getattr(module, export)), export
+    assert sorted(module.__all__) == list(module.__all__) or not hasattr(module, "__path__")
+    exports = {export: getattr(module, export) for export in module.__all__}
+    without = [export for export, x in exports.items() if callable(x) and ">>> " not in (x.__doc__ or "")]
+    assert not without, f"no example in the docstring of {', '.join(without)}"
 
 
 def test_every_public_name_at_the_top_is_in_the_operators_pages() -> None:
