@@ -1,9 +1,8 @@
-"""For mkdocs: the texts beside docs/ as pages of the site, links that lead where they lead in the repository, and a
-package's names where a page says ``::: regard.masks``.
+"""For mkdocs: texts that stand outside of docs/ as pages of the site, links that lead where they lead in the
+repository, and a package's names where a page says ``::: regard.masks``.
 
-A page is written for those who read it in the repository. In the site README.md is the index, its neighbours are
-pages under their names in small letters, and a link to a file that is no page becomes the file's path. In a table
-the repository's view wants \\| in code, and this one |.
+A page is written for those who read it in the repository. In the site a link to a file that is no page becomes the
+file's path. In a table the repository's view wants \\| in code, and this one |.
 """
 
 from __future__ import annotations
@@ -21,11 +20,13 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = {
     "README.md": "index.md",
+    "examples/README.md": "examples.md",
     "ARCHITECTURE.md": "architecture.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
+LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
+TAG = re.compile(r"(?P<name>\b(?:href|src|srcset)=)\"(?P<target>[^\"#\s]+)(?P<anchor>#[^\"\s]*)?\"")
 CODE = re.compile(r"(```.*?^\s*```|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 PACKAGE = re.compile(r"^::: (?P<package>regard[\w.]*)$(?!\n )", re.MULTILINE)
 
@@ -54,14 +55,17 @@ def moved(text: str, here: str, page: str) -> str:
 
     def turned(link: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(here), link["target"]))
-        if ":" in link["target"] or not (ROOT / path).exists():
-            return link[0]  # elsewhere, or nowhere: mkdocs says so
         inside = BESIDE.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
+        if ":" in link["target"] or not (ROOT / path).exists() or (inside is None and link.re is TAG):
+            return link[0]  # elsewhere, or nowhere: mkdocs says so, or tests/test_site.py
         if inside is None:
             return f"`{path}`" if path.endswith(link["text"]) else f"{link['text']} (`{path}`)"
-        return f"[{link['text']}]({os.path.relpath(inside, os.path.dirname(page) or '.')}{link['anchor'] or ''})"
+        target, anchor = os.path.relpath(inside, os.path.dirname(page) or "."), link["anchor"] or ""
+        if link.re is TAG:  # mkdocs leaves tags as they are
+            return f'{link["name"]}"{re.sub("[.]md$", ".html", target)}{anchor}"'
+        return f"[{link['text']}]({target}{anchor})"
 
-    return LINK.sub(turned, text)
+    return TAG.sub(turned, LINK.sub(turned, text))
 
 
 def plain(code: str) -> str:
