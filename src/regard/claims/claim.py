@@ -81,6 +81,7 @@ class Evidence:
         self.series.append(Series(title, plain, x, y, log))
 
     def of(self, role: str) -> list[Finding]:
+        """The findings of one role: "written", "condition", "corrected" or "control"."""
         return [one for one in self.findings if one.role == role]
 
     @property
@@ -176,6 +177,7 @@ class Result:
 
     @property
     def verdict(self) -> str:
+        """What the evidence says: "holds", "holds if", "fails as written" or "undecided"."""
         return self.evidence.verdict
 
     @property

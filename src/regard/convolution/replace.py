@@ -42,6 +42,7 @@ class Comparison:
 
     @property
     def speedup(self) -> float:
+        """``before / after``: above 1 the other model is faster."""
         return self.before / self.after
 
 

@@ -218,6 +218,7 @@ class Lab:
             }
 
     def close(self) -> None:
+        """Write down what is open, end all jobs, and leave the folder to the next lab."""
         self._save()
         self.jobs.close()
         self._alone.close()

@@ -64,6 +64,7 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(probability("dropout", dropout))
 
     def forward(self, x: Tensor) -> Tensor:
+        """``x [*, D] → [*, D_out]``"""
         check_tensor("x", x)
         if x.ndim == 0 or x.shape[-1] != self.d:
             raise ValueError(f"x has shape {list(x.shape)}; this feed-forward takes vectors of {self.d}: [*, {self.d}]")

@@ -38,6 +38,7 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(d)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
+        """``x [*, D] → y [*, D]``, in x's dtype."""
         _check(x, self.d)
         return layer_norm(x, self.weight, self.bias, self.eps)
 
@@ -77,6 +78,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(d))
 
     def forward(self, x: Tensor) -> Tensor:
+        """``x [*, D] → y [*, D]``, in x's dtype."""
         _check(x, self.d)
         return rms_norm(x, self.weight, self.eps)
 

@@ -91,6 +91,7 @@ class Grid(OnGrid):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """N(0, 0.02²) for all that is learned."""
         reset(*self.parameters())
 
     def table(self, q: Tensor, axis: int) -> Tensor:

@@ -45,6 +45,7 @@ class Learned(AddedToInput):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """N(0, 0.02²) for all that is learned."""
         reset(*self.parameters())
 
     def code(self, n: int, start: int = 0) -> Tensor:

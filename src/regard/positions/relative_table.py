@@ -32,6 +32,7 @@ class RelativeTable(nn.Module, Bias):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """N(0, 0.02²) for all that is learned."""
         reset(self.weight)
 
     def terms(self, q: Tensor, m: int) -> tuple[RelativeTerm, ...]:

@@ -56,6 +56,7 @@ class T5Buckets(nn.Module, Bias):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """N(0, 0.02²) for all that is learned."""
         reset(self.weight)
 
     @staticmethod

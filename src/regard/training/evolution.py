@@ -91,10 +91,12 @@ class Evolution:
 
     @property
     def model(self) -> str:
+        """The class of the model that was recorded."""
         return self.records[0].model
 
     @property
     def steps(self) -> list[int]:
+        """The recorded steps, in order."""
         return [record.step for record in self.records]
 
     @property
