@@ -17,11 +17,13 @@ from regard.lab.serve import serving
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A lab with the bundled model, its run, and one recording of a sample text."""
-    opened = Lab(tmp_path_factory.mktemp("lab"))
-    opened.open(models.bundled())
-    first_look(opened)
-    yield opened
-    opened.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))  # not the user's
+        opened = Lab(tmp_path_factory.mktemp("lab"))
+        opened.open(models.bundled())
+        first_look(opened)
+        yield opened
+        opened.close()
 
 
 @pytest.fixture(scope="module")

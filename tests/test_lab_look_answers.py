@@ -12,7 +12,11 @@ import numpy
 import pytest
 import torch
 
+from regard import Observe
 from regard.lab.jobs import ENDED
+from regard.lab.look_jobs import kept_bytes
+from regard.models import create
+from regard.watching import look as watched
 from regard.watching.table import COLUMNS
 
 HEAD = "place=1&head=2"
@@ -140,3 +144,16 @@ def test_texts_that_cannot_be_read_are_refused(address, asked):
     with pytest.raises(urllib.error.HTTPError) as refused:
         posted(address, "api/look", **asked)
     assert refused.value.code in (400, 404, 422)
+
+
+@pytest.mark.parametrize("layers", ["", "decoder.*"])
+def test_what_will_be_kept_is_known_before(layers):
+    """q and k of an encoder–decoder: its text, its answer, and both across."""
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "vocab_size": 300}
+    more = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0, "relative_attention_num_buckets": 8}
+    model = create({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], **sizes, **more}).eval()
+    seen = watched(model, "eleven words", answer="seven", observe=Observe(keep=True), layers=layers or None)
+    real = [4 * (kept.q.numel() + kept.k.numel()) for calls in seen.calls.values() for kept in calls[0].kept]
+    n, written = (len(model.text.encode(text)) for text in ("eleven words", "seven"))
+    heads, size = kept_bytes(model, n, 1 + written, layers)  # an answer begins with a token of its own
+    assert (heads, size) == (2 * len(real), sum(real))

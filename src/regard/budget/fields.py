@@ -112,7 +112,7 @@ def build(kind: str, fields: Mapping[str, Any]) -> Model:
     missing = [name for name in NEEDED[kind] if name not in fields]
     if missing:
         example = {"image": "224", "patch": "16", "d": "512", "heads": "8", "layers": "6"}
-        raise ValueError(f"{kind} needs {', '.join(f'{name}={example[name]}' for name in missing)} or other numbers")
+        raise ValueError(f"{kind} needs {' and '.join(missing)}: {' '.join(f'{x}={example[x]}' for x in missing)}, say")
     given = dict(fields)
     position = given.get("position", "none")
     if "reach" in given and position not in REACHING:

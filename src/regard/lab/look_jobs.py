@@ -18,13 +18,13 @@ from PIL import Image, UnidentifiedImageError
 
 from regard import models
 from regard.lab.kinds import stamp
-from regard.models import ImageModel, TextDecoder
+from regard.models import ImageModel, TextDecoder, TextToText
 from regard.models.model import Model
 from regard.nn import MultiHeadAttention
 from regard.watching import ablate as without
 from regard.watching import heads
 from regard.watching.atlas import COLUMNS
-from regard.watching.look import LOOK
+from regard.watching.look import ANSWER, LOOK
 from regard.watching.look import look as watched
 
 __all__ = ["ablate", "kinds", "look"]
@@ -53,7 +53,7 @@ def look(args: dict[str, Any], progress: Progress) -> dict[str, Any]:
     picture = _picture(args["image"]) if args["image"] else None
     text, tokens = None if picture is not None else args["text"], args["tokens"]
     if text is not None:
-        _check_room(model, text, tokens, args["layers"])
+        _check_room(model, text, tokens, args["layers"], args["target"] or "")
     seen = watched(
         model,
         text,
@@ -74,21 +74,29 @@ def look(args: dict[str, Any], progress: Progress) -> dict[str, Any]:
     return {"recording": args["recording"]}
 
 
-def _check_room(model: Model, text: str, tokens: int | None, layers: str) -> None:
+def _check_room(model: Model, text: str, tokens: int | None, layers: str, answer: str) -> None:
     """q and k of a long text in a large model do not fit: say so before the model runs."""
     n = len(model.text.encode(text))
     n = n if tokens is None else min(n, tokens)
-    found = [
-        x
-        for path, x in model.named_modules()
-        if isinstance(x, MultiHeadAttention) and (not layers or fnmatchcase(path, layers))
-    ]
-    size = sum(4 * n * x.d_key * (x.heads + x.kv_heads) for x in found)
+    written = 1 + (len(model.text.encode(answer)) if answer else ANSWER) if isinstance(model, TextToText) else 0
+    heads, size = kept_bytes(model, n, written, layers)
     if size > KEPT:
         raise ValueError(
-            f"q and k of {sum(x.heads for x in found)} heads at {n:,} tokens would take {size / 2**30:.1f} GiB, and "
+            f"q and k of {heads} heads at {n:,} tokens would take {size / 2**30:.1f} GiB, and "
             f"{KEPT / 2**30:.0f} are kept at most: read fewer tokens, or name layers to watch, e.g. *.1.*"
         )
+
+
+def kept_bytes(model: Model, n: int, written: int, layers: str) -> tuple[int, int]:
+    """Heads that are watched on n tokens, and the float32 bytes of their q and k; ``written``: an answer's tokens."""
+    heads = size = 0
+    for path, x in model.named_modules():
+        if not isinstance(x, MultiHeadAttention) or (layers and not fnmatchcase(path, layers)):
+            continue
+        answers, across = written and path.startswith("decoder."), path.endswith(".cross")
+        rows, keys = (written if answers else n), (written if answers and not across else n)
+        heads, size = heads + x.heads, size + 4 * x.d_key * (rows * x.heads + keys * x.kv_heads)
+    return heads, size
 
 
 def _picture(url: str) -> Image.Image:

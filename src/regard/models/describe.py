@@ -70,7 +70,7 @@ def describe(model: nn.Module) -> Description:
 
     >>> from regard.nn import Decoder
     >>> print(describe(Decoder(12, heads=3, layers=2, vocab=37)))
-    Decoder, float32, 0.0 MB
+    Decoder, float32, 16.7 kB
     ─────────────────────────────────────────────────────────
     part                what                count  parameters
     ─────────────────────────────────────────────────────────
@@ -153,4 +153,6 @@ def _title(model: nn.Module) -> str:
     size = sum(p.numel() * p.element_size() for p in stored)
     dtypes = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in stored}))
     name = f"{type(model).__name__} ({architecture})" if architecture else type(model).__name__
-    return f"{name}, {dtypes}, {size / 1e6:,.1f} MB" if stored else name
+    if not stored:
+        return name
+    return f"{name}, {dtypes}, {f'{size / 1e6:,.1f} MB' if size >= 1e5 else f'{size / 1e3:,.1f} kB'}"

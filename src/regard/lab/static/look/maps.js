@@ -166,7 +166,9 @@ export function makeMaps(root, view) {
     const [i, j] = [locked(view, "row"), locked(view, "key")];
     const full = (cell) => cell && typeof cell.row === "number" && typeof cell.key === "number";
     const cell = full(view.hover) ? view.hover : i !== null && j !== null ? { row: i, key: j } : null;
-    const values = main.source && place && cell && cell.row < main.source.n && cell.key < main.source.m ? main.read(cell) : null;
+    // While another head's overview is on its way, the numbers of the one before are not told under its name.
+    const late = main.source?.fields && place && shown.B.base !== JSON.stringify(asked({ ...headOf(view), at: place }));
+    const values = main.source && !late && place && cell && cell.row < main.source.n && cell.key < main.source.m ? main.read(cell) : null;
     if (main.source) legend();
     if (!values) {
       readout.textContent = main.source ? "Point at a cell to read it, click to lock it." : "";
