@@ -170,7 +170,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("nowhere/config.json",), "does not exist"),
     (("decoder", "d=512", "heads=7", "layers=2"), "heads=7 does not divide d=512"),
     (("decoder", "d=512", "heads=8", "kv_heads=3", "layers=2"), "kv_heads=3 does not divide heads=8"),
-    (("decoder", "d=512", "heads=8"), "decoder needs layers=6"),
+    (("decoder", "d=512", "heads=8"), "decoder needs layers: layers=6, say"),
     (("decoder", "layrs=2"), "no field 'layrs'; did you mean layers?"),
     (("decoder", "colour=2"), "no field 'colour'; it takes d, heads"),
     (("decoder", "d=512", "d=513"), "d is given twice"),
