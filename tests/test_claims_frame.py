@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,23 @@ def test_another_verdict_ends_with_1(monkeypatch: Patch, capsys: Captured) -> No
     monkeypatch.setattr(theorem, "CLAIM", Claim(**{**vars(theorem.CLAIM), "check": check}))
     code, out, _ = command(monkeypatch, capsys, "claims", "--only", "hard-limit")
     assert code == 1 and "recorded: holds if" in out and "not as recorded 1" in out
+
+
+def test_without_a_package_the_others_go_on(monkeypatch: Patch, capsys: Captured, tmp_path: Path) -> None:
+    """Digits come with scikit-learn, figures need matplotlib; neither has to be there."""
+    monkeypatch.setattr("regard.training.tasks.pictures.find_spec", lambda name: None)
+    names = "attention-learns-convolution,hard-limit"
+    code, out, err = command(monkeypatch, capsys, "claims", "--only", names)
+    said = " ".join(out.split())
+    assert (code, err) == (1, []) and "hard-limit holds if" in said
+    assert "the digits come with scikit-learn, which is not there: pip install 'regard[train]'" in said and "undecided" in said
+    (found,) = run(ledger(["attention-learns-convolution"]))
+    assert found.missing.endswith("pip install 'regard[train]'") and found.to_dict()["missing"] == found.line
+    report([found])
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, err = command(monkeypatch, capsys, "claims", "--only", "hard-limit", "--report", tmp_path / "page.html")
+    assert (code, out, err) == (2, "", ["regard: figures need matplotlib; pip install 'regard[plot]'"])
 
 
 def test_the_page_needs_nothing_else() -> None:

@@ -174,6 +174,7 @@ class Result:
     claim: Claim
     evidence: Evidence
     seconds: float
+    missing: str = ""  # the package without which the check could not be run
 
     @property
     def verdict(self) -> str:
@@ -187,7 +188,9 @@ class Result:
 
     @property
     def line(self) -> str:
-        """The evidence in a line: what decided the verdict."""
+        """The evidence in a line: what decided the verdict, or why there is none."""
+        if self.missing:
+            return self.missing
         role = {HOLDS_IF: "condition", FAILS: "corrected"}.get(self.verdict, "written")
         decided = [one for one in self.evidence.of("written") if not one.holds] if role != "written" else []
         said = [one.said for one in (*decided[:1], *self.evidence.of(role)[:1]) if one.said]
@@ -202,5 +205,5 @@ class Result:
             **{"correction": claim.correction, "verdict": self.verdict, "as_recorded": self.as_recorded},
             **{"parameters": claim.parameters, "findings": [vars(one) for one in self.evidence.findings]},
             **{"numbers": self.evidence.numbers, "series": [vars(one) for one in self.evidence.series]},
-            "seconds": self.seconds,
+            **{"seconds": self.seconds, "missing": self.missing},
         }

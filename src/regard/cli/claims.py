@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from regard import plots
 from regard.claims import Result, ledger, run
 from regard.claims.claim import FAILS, HOLDS, HOLDS_IF, UNDECIDED
 from regard.claims.ledger import PARTS
@@ -37,6 +38,8 @@ def claims(
     regard claims --only hard-limit,strided --json
     regard claims --report claims.html
     """
+    if report is not None:
+        plots.part("")  # it draws: what is missing is said now, not after minutes
     chosen = ledger([name.strip() for given in only or () for name in given.split(",")], source)
     console = Console(highlight=False, markup=False, stderr=as_json)  # JSON has standard output for itself
     columns = (TextColumn("{task.completed} of {task.total}"), BarColumn(), TextColumn("{task.description}"))
@@ -79,7 +82,8 @@ def _lines(result: Result, width: int) -> list[Text]:
     first.append(f"{result.verdict:<18}", style=colour)
     first.append(f"{result.seconds:5.1f} s", style="dim")
     said = Text(f"  {result.line}", style="dim")
-    said.truncate(width, overflow="ellipsis")
+    if not result.missing:  # what to install is said in full
+        said.truncate(width, overflow="ellipsis")
     other = Text(f"  recorded: {result.claim.verdict}", style="bold red")
     return [first, *([] if result.as_recorded else [other]), *([said] if result.line else [])]
 
