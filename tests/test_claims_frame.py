@@ -177,7 +177,10 @@ def test_without_a_package_the_others_go_on(monkeypatch: Patch, capsys: Captured
     code, out, err = command(monkeypatch, capsys, "claims", "--only", names)
     said = " ".join(out.split())
     assert (code, err) == (1, []) and "hard-limit holds if" in said
-    assert "the digits come with scikit-learn, which is not there: pip install 'regard[train]'" in said and "undecided" in said
+    assert (
+        "the digits come with scikit-learn, which is not there: pip install 'regard[train]'" in said
+        and "undecided" in said
+    )
     (found,) = run(ledger(["attention-learns-convolution"]))
     assert found.missing.endswith("pip install 'regard[train]'") and found.to_dict()["missing"] == found.line
     report([found])
