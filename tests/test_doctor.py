@@ -14,7 +14,7 @@ from commands import command
 
 import regard
 from regard import version
-from regard.doctor import selftest, surroundings
+from regard.doctor import corners, selftest, surroundings
 from regard.doctor.examine import CHECKS, _notes, examine
 from regard.doctor.selftest import Row, self_test
 from regard.kernels import native, reference
@@ -231,8 +231,8 @@ def test_a_kernel_that_raises_is_reported(monkeypatch):
     spoil(monkeypatch, "forward", broken)
     spoil(monkeypatch, "output", broken)
     assert selftest._run(Row("masks"), masks(1), BACKEND).wrong == "RuntimeError: illegal instruction"
-    for check in selftest.CORNERS.values():
-        assert selftest._attempt(check, BACKEND) == "RuntimeError: illegal instruction"
+    for check in corners.CORNERS.values():
+        assert corners.attempt(check, BACKEND) == "RuntimeError: illegal instruction"
 
 
 @pytest.mark.parametrize(
@@ -245,10 +245,10 @@ def test_a_kernel_that_raises_is_reported(monkeypatch):
     ],
 )
 def test_a_corner_that_is_wrong_is_found(what, change, monkeypatch):
-    assert selftest._attempt(selftest.CORNERS[what], BACKEND) == ""
+    assert corners.attempt(corners.CORNERS[what], BACKEND) == ""
     spoil(monkeypatch, "output", change)
     spoil(monkeypatch, "forward", lambda made: made._replace(out=change(made.out)))
-    assert selftest._attempt(selftest.CORNERS[what], BACKEND) == "it is not so"
+    assert corners.attempt(corners.CORNERS[what], BACKEND) == "it is not so"
 
 
 def test_the_self_test_leaves_threads_and_random_numbers_as_they_are(monkeypatch):

@@ -97,17 +97,13 @@ def memory() -> dict[str, int | None]:
 def module() -> dict[str, Any]:
     """The native module: whether it is there, what it can run, what is in use, and whether REGARD_ISA decided that."""
     if not native.built():
-        return {"built": False, "why": native.refusal(torch.zeros(1)), "install": INSTALL}
+        return {"built": False, "why": native.refusal(torch.zeros(1)), "install": native.INSTALL}
     return {
         "built": True,
         "instruction_sets": list(native.instruction_sets()),
         "in_use": native.instruction_set(),
         "forced": os.environ.get("REGARD_ISA") or None,
     }
-
-
-# Without --no-cache-dir pip would install the pure package that it built the first time once more.
-INSTALL = "install regard again with pip's --no-cache-dir --force-reinstall --no-deps and a C++17 compiler"
 
 
 def threads() -> dict[str, Any]:

@@ -22,7 +22,7 @@ from regard.scores import Scores
 from regard.shapes import offset_of
 
 # Without --no-cache-dir pip would install the pure package that it built the first time once more.
-_REMEDY = "everything runs on the reference backend; to get it, install again with --no-cache-dir and a C++17 compiler"
+INSTALL = "install regard again with pip's --no-cache-dir --force-reinstall --no-deps and a C++17 compiler"
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -39,7 +39,9 @@ def _load() -> tuple[ModuleType | None, str]:
 
 _module, _missing = _load()
 if _module is None:
-    warnings.warn(f"{_missing}: {_REMEDY}", RuntimeWarning, stacklevel=2)
+    # From nowhere: a place would be a line of ours, which Python would print below the message.
+    remedy = f"everything runs on the reference backend; to get it, {INSTALL}"
+    warnings.warn_explicit(f"{_missing}: {remedy}", RuntimeWarning, filename="regard", lineno=0)
 
 
 def built() -> bool:
