@@ -15,6 +15,7 @@ matplotlib = pytest.importorskip("matplotlib")
 from matplotlib.colors import to_rgb  # noqa: E402
 
 from regard import plots  # noqa: E402
+from regard.plots.drawing import COLOURS, LINE, fonts  # noqa: E402
 
 HOSTILE = ["$a_1$", "\\frac{", "a\nb", "👩‍👩‍👧", "\x00\x07", "中文", "", "  ", "\ud800", "_", "$\\frac$", "long" * 9]
 
@@ -86,7 +87,7 @@ def test_zero_is_white_and_darker_is_more():
     image = plots.heat([[0.0, 0.25, 1.0]]).axes[0].images[0]
     shades = image.to_rgba(image.get_array())[0, :, :3]
     assert shades[0].tolist() == [1, 1, 1]
-    scale = matplotlib.colors.LinearSegmentedColormap.from_list("x", plots.COLOURS)(np.linspace(0, 1, 65))[:, :3]
+    scale = matplotlib.colors.LinearSegmentedColormap.from_list("x", COLOURS)(np.linspace(0, 1, 65))[:, :3]
     light = scale @ [0.2126, 0.7152, 0.0722]
     assert (np.diff(light) < 0).all()
     assert plots.heat(np.zeros((2, 3))).axes[0].images[0].norm.vmax == 1  # nothing to scale to
@@ -138,7 +139,7 @@ def test_lines_are_as_opaque_as_weights(sparse):
     heights = {0: (0.75, 2.25), 1: (0.5, 1.5, 2.5)}
     ends = [(heights[0].index(y[0, 1]), heights[1].index(y[1, 1])) for y in drawn.get_segments()]
     assert ends == [(0, 2), (1, 2), (0, 0), (1, 1)]
-    assert np.allclose(drawn.get_colors()[:, :3], to_rgb(plots.LINE))
+    assert np.allclose(drawn.get_colors()[:, :3], to_rgb(LINE))
     assert texts(figure) == ["a", "b", "x", "y", "z", "queries", "keys"]
 
 
@@ -244,7 +245,7 @@ def test_any_word_can_be_drawn(tmp_path: Path, kind):
 
 
 def test_matplotlib_is_asked_for_by_name(monkeypatch):
-    plots._fonts.cache_clear()
+    fonts.cache_clear()
     for name in [x for x in sys.modules if x.split(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=r"figures need matplotlib; pip install 'regard\[plot\]'"):
