@@ -41,7 +41,9 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, see: Callable[..., Tensor] | None) ->
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     block = None if see is None else create_block_mask(see, None, None, q.shape[2], k.shape[2], device="cpu")
-    compiled: Any = torch.compile(flex_attention)
+    # What was compiled for other sizes counts towards a limit, beyond which it runs uncompiled, with n × n scores.
+    torch.compiler.reset()
+    compiled: Any = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     return lambda: compiled(q, k, v, block_mask=block)
 
 
