@@ -241,6 +241,7 @@ PINNED_BITS = "00101111110001011111110011110010"
         ({"scale": math.inf, "softcap": 1.0}, ValueError, "softcap"),
         ({"scale": math.inf, "sinks": torch.zeros(2)}, ValueError, "sinks"),
         ({"mask": torch.zeros(3, 7)}, TypeError, "pass it as bias="),
+        ({"mask": torch.ones(3, 7, dtype=torch.int64)}, TypeError, r"where 1 = may attend, give mask\.bool\(\)"),
         ({"mask": torch.ones(3, 6, dtype=torch.bool)}, ValueError, "broadcast"),
         ({"mask": torch.ones(5, 1, 1, 1, dtype=torch.bool)}, ValueError, "does not broadcast"),
         ({"mask": "causal"}, TypeError, "True = may attend"),

@@ -251,5 +251,7 @@ def test_masks_are_drawn_at_the_size_that_is_asked_for():
     assert mask.draw(0, 2).splitlines()[-1].startswith("(rows: 0 queries, columns: 2 keys")
     with pytest.raises(ValueError, match=r"a drawing has at most \d+ rows and columns, got 5 × 1000"):
         mask.draw(5, 1000)
+    with pytest.raises(ValueError, match="n must be at least 0, got -1"):
+        mask.draw(-1)
     with pytest.raises(ValueError, match="3"):  # made for other sizes
         Padding(torch.ones(1, 3, dtype=torch.bool)).draw(2, 4)

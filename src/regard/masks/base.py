@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.scores import RowMask
-from regard.shapes import as_tensor, broadcasts, readable, tracing
+from regard.shapes import as_tensor, broadcasts, integer, readable, tracing
 from regard.values import value
 
 LARGEST_DRAWING = 24  # rows or columns; a larger mask is only named
@@ -90,7 +90,8 @@ class Mask:
         ■ ■ ■
         (rows: 2 queries, columns: 3 keys; ■ may attend, · hidden)
         """
-        m = n if m is None else m
+        n = integer("n", n)
+        m = n if m is None else integer("m", m)
         if max(n, m) > LARGEST_DRAWING:
             raise ValueError(f"a drawing has at most {LARGEST_DRAWING} rows and columns, got {n} × {m}")
         see = self.dense(n, m)
@@ -132,7 +133,11 @@ class Dense(Mask):
         if see.dtype != torch.bool:
             raise TypeError(
                 f"a mask is bool with True = may attend, got {see.dtype}; "
-                "an additive mask (0 and −inf) is a bias: pass it as bias="
+                + (
+                    "an additive mask (0 and −inf) is a bias: pass it as bias="
+                    if see.is_floating_point()
+                    else "where 1 = may attend, give mask.bool()"
+                )
             )
         object.__setattr__(self, "see", see)
 
