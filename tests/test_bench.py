@@ -43,6 +43,7 @@ def test_names_are_told_apart_and_fit_their_column():
 
 def test_words_choose_cases_by_group_and_by_name():
     assert {case.group for case in bench.cases(["models"])} == {"models"}
+    assert [case.name for case in bench.cases("alibi")] == ["ALiBi, 1×8×4096×64"]
     assert all("causal" in case.name or "window" in case.name for case in bench.cases(["causal", "window"]))
     with pytest.raises(ValueError, match="no case is called 'dance'"):
         bench.cases(["causal", "dance"])
@@ -123,7 +124,16 @@ def test_figures_come_back_from_their_file(tmp_path):
     assert json.loads((tmp_path / "a.json").read_text())["cases"][0]["ratios"].keys() == {"SDPA", "transformers"}
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"conditions": 3}', '{"conditions": {}, "date": "", "cases": [{}]}'])
+NO_FIGURES = '{"group": "operator", "name": "a toy", "best": {}, "median": {}, "rounds": 3}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{}", '{"conditions": 3}', '{"conditions": {}, "date": "", "cases": [{}]}'),
+        f'{{"conditions": {{}}, "date": "", "cases": [{NO_FIGURES}]}}',
+    ],
+)
 def test_other_files_are_refused(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ValueError, match=r"a\.json is not a file that regard bench --json wrote"):
@@ -176,6 +186,23 @@ def test_figures_of_other_conditions_do_not_mix(tmp_path, monkeypatch, capsys):
     before = file.read_text()
     code, _, err = command(monkeypatch, capsys, "bench", QUICK, "--json", str(file))
     assert code == 2 and "old.json was measured with threads 99, here it is" in err[0] and file.read_text() == before
+
+
+def test_what_fails_otherwise_is_said_with_its_case(monkeypatch, capsys):
+    def no_room() -> Mapping[str, Call]:
+        raise RuntimeError("can't\nallocate memory")
+
+    monkeypatch.setattr("regard.cli.bench.cases", lambda words: [bench.Case("operator", "large", no_room), toy(1.0)])
+    code, out, err = command(monkeypatch, capsys, "bench", "--seconds", "0")
+    assert code == 1 and "differ" not in out
+    assert err == ["regard: large: can't allocate memory (and 1 more)"]
+
+
+@pytest.mark.parametrize("option", ["--json", "--page"])
+def test_where_nothing_can_be_written_nothing_is_raced(option, tmp_path, monkeypatch, capsys):
+    for file, said in ((tmp_path, "is a folder"), (tmp_path / "no" / "a", "cannot be written")):
+        code, out, err = command(monkeypatch, capsys, "bench", QUICK, option, str(file))
+        assert code == 2 and not out and len(err) == 1 and said in err[0]
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ GROUPS = {"operator": operator, "watching": watching, "models": models}
 PEERS = ("transformers", "onnxruntime", "openvino")
 
 
-def cases(words: Sequence[str] = ()) -> list[Case]:
-    """The cases whose group is one of the words, or whose names contain one; all without any.
+def cases(words: str | Sequence[str] = ()) -> list[Case]:
+    """The cases whose group is one of the words, or whose names contain one, in any case; all without any.
 
     >>> [case.name for case in cases(["decoding"])][0]
     'decoding, 32 heads × 8192 × 128'
@@ -33,6 +33,7 @@ def cases(words: Sequence[str] = ()) -> list[Case]:
     Traceback (most recent call last):
     ValueError: no case is called 'no such case'; regard bench --list names all
     """
+    words = [words] if isinstance(words, str) else words
     every = [case for group in GROUPS.values() for case in group()]
     for word in words:
         if not any(_meant(word, case) for case in every):
@@ -41,7 +42,7 @@ def cases(words: Sequence[str] = ()) -> list[Case]:
 
 
 def _meant(word: str, case: Case) -> bool:
-    return word == case.group or (bool(word) and word in case.name)
+    return word.lower() == case.group or (bool(word) and word.lower() in case.name.lower())
 
 
 def conditions() -> dict[str, str | int]:

@@ -24,7 +24,7 @@ call without observing.""",
     "models": """## Models
 
 Models of this library against `transformers` (with SDPA) on the same weights, drawn at random in the sizes of
-MiniLM and SmolLM2-135M.""",
+MiniLM and SmolLM2-135M. Tokens that are written in bfloat16 are not compared: rounding decides between near ties.""",
 }
 
 
@@ -39,7 +39,7 @@ def page(results: Results) -> str:
         if rows := [one for one in results if one.group == group]:
             parts += [head, _table(rows)]
             if any(one.bytes for one in rows):
-                parts += ["What these calls allocate at most, above their inputs:", _sizes(rows)]
+                parts += ["What the tensors of these calls take at most, above the inputs:", _sizes(rows)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.bench.ledger import conditions
-from regard.bench.race import Case, Measured
+from regard.bench.race import OURS, Case, Measured
 from regard.files import renamed
 
 __all__ = ["Results", "read"]
@@ -66,6 +66,10 @@ def read(file: Path) -> Results:
         found = Results(dict(data["conditions"]), str(data["date"]))
         for one in data["cases"]:
             found.add(Measured.from_dict(one))
+        if any(OURS not in one.best or OURS not in one.median for one in found):
+            raise ValueError
+    except OSError as error:
+        raise type(error)(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{file} is not a file that regard bench --json wrote; give another name") from None
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import Annotated
@@ -26,9 +27,9 @@ def bench(
     seconds: Annotated[float, typer.Option(help="how long to race each case; three rounds at least")] = 3.0,
     list_: Annotated[bool, typer.Option("--list", help="print the names of all cases")] = False,
     json_: Annotated[
-        Path | None, typer.Option("--json", help="keep figures there; a run that was stopped goes on from it")
+        Path | None, typer.Option("--json", help="a file that keeps figures: a case that is in it is not raced again")
     ] = None,
-    page: Annotated[Path | None, typer.Option(help="write them as a page of Markdown")] = None,
+    page: Annotated[Path | None, typer.Option(help="write all figures as a page of Markdown")] = None,
 ) -> None:
     """Race attention, watching and whole models against what people use: about 6 minutes for everything.
 
@@ -36,7 +37,10 @@ def bench(
     regard bench operator --json mine.json
     regard bench causal decoding --seconds 1
 
-    A ratio is the other's time over ours. All calls get the same inputs, are compared first, and run in turns.
+    A ratio is the other's time over ours.
+    All calls get the same inputs, are compared first, and run in turns.
+    A run with --json that was stopped goes on where it was.
+    After a change of code give another file: only versions are compared.
     """
     seconds = number("--seconds", seconds, least=0)
     chosen = cases(words or ())
@@ -44,6 +48,8 @@ def bench(
         for case in chosen:
             typer.echo(f"{case.group:<10}{case.name}")
         return
+    for file in (json_, page):
+        _writable(file)
     results = _begun(json_)
     console = Console(highlight=False, markup=False)
     console.print(Text(_conditions(results), style="dim"))
@@ -61,8 +67,9 @@ def bench(
             console.print(_line(case, f"left out: {error}"))
             continue
         except RuntimeError as error:
-            failed.append(str(error))
-            console.print(_line(case, "results differ", "red"))
+            said = str(error)  # that results differ; or what torch says, where memory or a compiler is missing
+            failed.append(said if said.startswith(case.name) else f"{case.name}: {said}")
+            console.print(_line(case, "failed", "red"))
             continue
         console.print(_figures(case, measured, console.width))
         results.add(measured)
@@ -72,8 +79,18 @@ def bench(
         with renamed(page) as draft:
             draft.write_text(page_of(results.ordered(cases())), encoding="utf-8")
     if failed:
-        typer.echo(f"regard: {failed[0]}", err=True)
+        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        typer.echo(f"regard: {' '.join(failed[0].split())[:1000]}{others}", err=True)
         raise typer.Exit(1)
+
+
+def _writable(file: Path | None) -> None:
+    """Say before minutes of racing, not after them, that figures cannot be written there."""
+    if file is not None and file.is_dir():
+        raise IsADirectoryError(f"{file} is a folder; give the name of a file")
+    if file is not None and not os.access(file.parent, os.W_OK):
+        why = "may not be written to" if file.parent.is_dir() else "is no folder"
+        raise OSError(f"{file} cannot be written: {file.parent} {why}")
 
 
 def _begun(file: Path | None) -> Results:
