@@ -37,7 +37,7 @@ sanitize: setup ## the kernel's tests with a native module under AddressSanitize
 fuzz: setup ## random shapes and options against float64 for 10 minutes (SECONDS_TO_RUN=60 changes that)
 	scripts/fuzz
 
-bench: setup ## race everything against what people use, about 10 minutes, and write docs/benchmarks.md
+bench: setup ## race everything against what people use, about 6 minutes, and write docs/benchmarks.md
 	scripts/bench
 
 bundle: setup ## train the model that comes with the package anew, and put it there: about 8 minutes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,7 @@ NO_FIGURES = '{"group": "operator", "name": "a toy", "best": {}, "median": {}, "
 )
 def test_other_files_are_refused(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
-    with pytest.raises(ValueError, match=r"a\.json is not a file that regard bench --json wrote"):
+    with pytest.raises(ValueError, match=r"a\.json is not a file that regard bench --out wrote"):
         read(tmp_path / "a.json")
 
 
@@ -158,10 +159,10 @@ def test_the_page_of_the_documents_is_the_one_that_its_figures_give():
 
 def test_the_command_races_keeps_and_goes_on(tmp_path, monkeypatch, capsys):
     file = tmp_path / "mine.json"
-    code, out, err = command(monkeypatch, capsys, "bench", QUICK, "--seconds", "0", "--json", str(file))
+    code, out, err = command(monkeypatch, capsys, "bench", QUICK, "--seconds", "0", "--out", str(file))
     assert code == 0 and QUICK in out and "SDPA" in out and not err
     first = json.loads(file.read_text())["cases"]
-    given = ("bench", QUICK, MORE, "--seconds", "0", "--json", str(file), "--page", str(tmp_path / "mine.md"))
+    given = ("bench", QUICK, MORE, "--seconds", "0", "--out", str(file), "--page", str(tmp_path / "mine.md"))
     code, out, _ = command(monkeypatch, capsys, *given)
     second = json.loads(file.read_text())["cases"]
     assert code == 0 and "1 of 2 cases are in" in out
@@ -184,7 +185,7 @@ def test_figures_of_other_conditions_do_not_mix(tmp_path, monkeypatch, capsys):
     file = tmp_path / "old.json"
     Results(bench.conditions() | {"threads": 99}).save(file)
     before = file.read_text()
-    code, _, err = command(monkeypatch, capsys, "bench", QUICK, "--json", str(file))
+    code, _, err = command(monkeypatch, capsys, "bench", QUICK, "--out", str(file))
     assert code == 2 and "old.json was measured with threads 99, here it is" in err[0] and file.read_text() == before
 
 
@@ -198,7 +199,7 @@ def test_what_fails_otherwise_is_said_with_its_case(monkeypatch, capsys):
     assert err == ["regard: large: can't allocate memory (and 1 more)"]
 
 
-@pytest.mark.parametrize("option", ["--json", "--page"])
+@pytest.mark.parametrize("option", ["--out", "--page"])
 def test_where_nothing_can_be_written_nothing_is_raced(option, tmp_path, monkeypatch, capsys):
     for file, said in ((tmp_path, "is a folder"), (tmp_path / "no" / "a", "cannot be written")):
         code, out, err = command(monkeypatch, capsys, "bench", QUICK, option, str(file))
@@ -210,12 +211,42 @@ def test_where_nothing_can_be_written_nothing_is_raced(option, tmp_path, monkeyp
     [
         (["dance"], "no case is called 'dance'"),
         (["--seconds", "-1"], "--seconds"),
+        (["--list", "--page", "x.md"], "--list races nothing"),
+        (["--list", "--json"], "--list races nothing"),
         (["--seconds", "nan"], "--seconds"),
     ],
 )
 def test_wrong_requests_are_one_line(given, said, monkeypatch, capsys):
     code, _, err = command(monkeypatch, capsys, "bench", *given)
     assert code == 2 and len(err) == 1 and said in err[0]
+
+
+def test_figures_are_printed_as_json(monkeypatch, capsys):
+    monkeypatch.setattr("regard.cli.bench.cases", lambda words: [toy()])
+    code, out, _ = command(monkeypatch, capsys, "bench", "--json", "--seconds", "0")
+    found = json.loads(out)
+    assert code == 0 and found["cases"][0]["name"] == "a toy" and len(found["conditions"]["code"]) == 8
+
+
+def test_another_that_does_not_run_is_left_out(monkeypatch, capsys):
+    def broken() -> torch.Tensor:
+        raise RuntimeError("no compiler\nhere")
+
+    x = torch.ones(3)
+    make = lambda: operator._compared({"regard": lambda: x, "SDPA": lambda: x, "FlexAttention": broken})  # noqa: E731
+    monkeypatch.setattr("regard.cli.bench.cases", lambda words: [bench.Case("operator", "a toy", make)])
+    code, out, _ = command(monkeypatch, capsys, "bench", "--seconds", "0")
+    assert code == 0 and "FlexAttention is left out: no compiler" in " ".join(out.split())
+    with pytest.raises(RuntimeError, match="no compiler"):  # ours is never left out
+        operator._compared({"regard": broken})
+
+
+def test_what_is_asked_of_the_kernel_is_told_where_it_can_be_met(monkeypatch, capsys):
+    monkeypatch.setattr("regard.cli.bench.cases", lambda words: [replace(toy(), wanted=1.5)])
+    for kernel in ("avx2", "avx512bf16"):
+        monkeypatch.setattr("regard.bench.results.conditions", lambda kernel=kernel: {"kernel": kernel})
+        _, out, _ = command(monkeypatch, capsys, "bench", "--seconds", "0")
+        assert ("wanted: SDPA 1.5 ×" in out) == (kernel == "avx512bf16")
 
 
 def test_names_can_be_listed(monkeypatch, capsys):

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import torch
 from commands import command
+from rich.console import Console
 
 import regard
-from regard import version
+from regard import system, version
+from regard.cli.doctor import _tested
 from regard.doctor import corners, selftest, surroundings
 from regard.doctor.examine import CHECKS, _notes, examine
 from regard.doctor.selftest import Row, self_test
@@ -145,17 +147,17 @@ print(*surroundings.threads()["openmp"], sep="\\n")
 
 
 def files(monkeypatch: pytest.MonkeyPatch, **given: str) -> None:
-    monkeypatch.setattr(surroundings, "_text", lambda file: given.get(file.rpartition("/")[2].replace(".", "_"), ""))
+    monkeypatch.setattr(system, "told", lambda file: given.get(file.rpartition("/")[2].replace(".", "_"), ""))
 
 
 def test_a_containers_limits_count(monkeypatch):
     meminfo = "MemTotal:       8 kB\nMemAvailable:   6 kB\n"
     files(monkeypatch, meminfo=meminfo, memory_max="max\n", memory_current="0", cpu_max="max 100000\n")
-    cores = surroundings.cores()
+    cores = system.cores()
     assert surroundings.memory() == {"total": 8192, "available": 6144}
     files(monkeypatch, meminfo=meminfo, memory_max="4096\n", memory_current="1000\n", cpu_max="50000 100000\n")
     assert surroundings.memory() == {"total": 4096, "available": 3096}
-    assert cores >= surroundings.cores() == 1
+    assert cores >= system.cores() == 1
     files(monkeypatch)
     assert surroundings.memory() == {"total": None, "available": None}
 
@@ -294,3 +296,15 @@ def test_sources_that_were_never_installed_have_no_version(monkeypatch):
 
     monkeypatch.setattr(version, "version", missing)
     assert version._installed() == "0+unknown"
+
+
+def test_narrow_terminals_keep_names_and_marks():
+    row = {"what": "no mask", "cases": 3, "error": {"forward": 1e-7}, "ratio": {"forward": 1.0}, "passed": True}
+    given = {"backend": "native", "seconds": 2.0, "rows": [row], "corners": {"ties share": "no"}}
+    for wide, width in ((True, 80), (False, 40)):
+        console = Console(width=width)
+        with console.capture() as said:
+            console.print(_tested(given, wide=wide))
+        lines = said.get().splitlines()
+        assert any(line.startswith("no mask") and line.rstrip().endswith("✓") for line in lines)
+        assert any(line.startswith("ties share") and line.rstrip().endswith("✗") for line in lines)

@@ -16,6 +16,7 @@ PACKAGE = ROOT / "src" / "regard"
 
 LAYERS = (
     "version",
+    "system",
     "shapes",
     "files",
     "config",

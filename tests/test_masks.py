@@ -255,3 +255,12 @@ def test_masks_are_drawn_at_the_size_that_is_asked_for():
         mask.draw(-1)
     with pytest.raises(ValueError, match="3"):  # made for other sizes
         Padding(torch.ones(1, 3, dtype=torch.bool)).draw(2, 4)
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda a, b: a and b, lambda a, b: a or b, lambda a, b: not a], ids=["and", "or", "not"]
+)
+def test_masks_are_not_combined_by_words(wrong):
+    """``and`` would take the second mask alone, without a word."""
+    with pytest.raises(TypeError, match=r"combine masks with & and \|, not with and, or"):
+        wrong(Causal(), Padding([3]))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
+import hashlib
 import platform
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 
@@ -15,8 +17,8 @@ from regard.bench.operator import operator
 from regard.bench.race import Case, Measured, race
 from regard.bench.watching import watching
 from regard.budget.allocations import allocated
-from regard.budget.this_machine import cpu
 from regard.kernels import native
+from regard.system import cores, cpu
 
 __all__ = ["GROUPS", "PEERS", "cases", "conditions", "run"]
 
@@ -54,7 +56,7 @@ def conditions() -> dict[str, str | int]:
     found: dict[str, str | int] = {
         "CPU": cpu(),
         "threads": torch.get_num_threads(),
-        "cores": os.cpu_count() or 1,
+        "cores": cores(),
         "kernel": native.instruction_set() if native.built() else "reference (the native module was not built)",
         "ATen": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
@@ -65,7 +67,19 @@ def conditions() -> dict[str, str | int]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed"
-    return found
+    return found | {"code": _code()}
+
+
+@cache
+def _code() -> str:
+    """A name for the code that is here, the compiled module included: a version lasts for many changes."""
+    digest = hashlib.sha256()
+    folder = Path(__file__).parent.parent
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(file.read_bytes())
+    if native.built():
+        digest.update(Path(str(native.compiled().__file__)).read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def run(case: Case, seconds: float = 3.0) -> Measured:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from regard.attention import attention
 from regard.bench import peers
-from regard.bench.race import OURS, Call, Case, same, tensors
+from regard.bench.race import OURS, Call, Case, LeftOut, same, tensors
 from regard.masks import Causal, Padding, Window
 from regard.positions import ALiBi, T5Buckets
 
@@ -71,13 +72,22 @@ def _forward(shape: Shape, causal: bool, dtype: torch.dtype, wanted: float) -> C
 
 
 def _compared(calls: Mapping[str, Call]) -> Mapping[str, Call]:
-    """The calls, after all of them gave the same."""
+    """The calls, after all of them gave the same; without those of others that do not run here."""
     first = calls[OURS]()
-    for call in calls.values():
-        other = call()
+    kept = {}
+    for name, call in calls.items():
+        try:
+            other = call()
+        except Exception as error:  # whatever another library raises
+            if name == OURS:
+                raise
+            why = str(error).strip().splitlines() or [type(error).__name__]
+            warnings.warn(f"{name} is left out: {why[0][:120]}", LeftOut, stacklevel=2)
+            continue
         assert isinstance(first, Tensor) and isinstance(other, Tensor)
         same(first, other)
-    return calls
+        kept[name] = call
+    return kept
 
 
 def _with_gradients(shape: Shape, causal: bool, wanted: float) -> Case:

@@ -51,7 +51,8 @@ def _head(results: Results) -> str:
     measured = "\n".join(textwrap.wrap(f"{results.date}: {listed}.{missing} {noise}", 120, break_on_hyphens=False))
     return f"""# Benchmarks
 
-Times of this library beside those of what people use, written by `make bench` from [benchmarks.json](benchmarks.json).
+Times of this library beside those of what people use, as `regard bench --page` writes them; `make bench` does it
+for these documents, where `docs/benchmarks.json` has every figure.
 All calls of a line get the same inputs and are compared before they are timed, then run in turns; the best of at least
 three rounds counts. **A ratio is the other's time over ours: above 1, ours is faster.** Your machine:
 `regard bench`, or parts of it: `regard bench causal decoding`.

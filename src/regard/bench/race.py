@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Call", "Case", "Measured", "Missing", "race", "same", "tensors"]
+__all__ = ["Call", "Case", "LeftOut", "Measured", "Missing", "race", "same", "tensors"]
 
 Call = Callable[[], object]
 OURS = "regard"
@@ -25,6 +25,10 @@ class Missing(Exception):
     Traceback (most recent call last):
     regard.bench.race.Missing: transformers is not installed
     """
+
+
+class LeftOut(UserWarning):
+    """Another's call that cannot be run here is left out of a race."""
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,14 @@ class Results:
                 same.add(measured)
         return same
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for a file."""
+        return {"date": self.date, "conditions": self.conditions, "cases": [one.to_dict() for one in self]}
+
     def save(self, file: Path) -> None:
         """Write all of it; the file appears whole."""
-        data = {"date": self.date, "conditions": self.conditions, "cases": [one.to_dict() for one in self]}
         with renamed(file) as draft:
-            draft.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+            draft.write_text(json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 def read(file: Path) -> Results:
@@ -71,5 +74,5 @@ def read(file: Path) -> Results:
     except OSError as error:
         raise type(error)(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{file} is not a file that regard bench --json wrote; give another name") from None
+        raise ValueError(f"{file} is not a file that regard bench --out wrote; give another name") from None
     return found

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
-import re
 import statistics
 import sys
 import time
@@ -27,9 +25,10 @@ from regard.files import renamed
 from regard.kernels import native
 from regard.masks import Causal
 from regard.shapes import number
+from regard.system import cpu
 from regard.version import __version__
 
-__all__ = ["cpu", "kept", "kept_in", "measure", "this"]
+__all__ = ["kept", "kept_in", "measure", "this"]
 
 MEASURED = ("float32", "float64", "bfloat16", "float16")
 FEW = 64  # rows of a product that is too small to be fast
@@ -107,16 +106,6 @@ def _write(kept: Mapping[str, Machine]) -> None:
     content = {"machines": {key: json.loads(machine.to_json()) for key, machine in newest}}
     with renamed(file) as draft:
         draft.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def cpu() -> str:
-    """The CPU's model, as the system names it."""
-    try:
-        found = re.search(r"^model name\s*:(.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except (OSError, ValueError):
-        found = None
-    named = " ".join(found[1].split()) if found else ""
-    return named or platform.processor() or platform.machine() or "CPU"
 
 
 def _name() -> str:

@@ -9,6 +9,9 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line; what a caller did wrong ends in one line, not in a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without × or ✓ shows ?, and nothing is lost for it
     try:
         # Here, not at the top: torch takes seconds to import, and Ctrl-C may come before it is there.
         from regard.cli.commands import run

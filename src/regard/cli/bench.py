@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.text import Text
 from regard.bench import Case, Measured, Missing, cases, run
 from regard.bench.page import milliseconds
 from regard.bench.page import page as page_of
-from regard.bench.race import OURS
+from regard.bench.race import OURS, LeftOut
 from regard.bench.results import Results, read
 from regard.files import renamed
 from regard.shapes import number
@@ -25,38 +26,52 @@ WIDTH = 42  # of a case's name
 def bench(
     words: Annotated[list[str] | None, typer.Argument(help="operator, watching, models, or parts of names")] = None,
     seconds: Annotated[float, typer.Option(help="how long to race each case; three rounds at least")] = 3.0,
-    list_: Annotated[bool, typer.Option("--list", help="print the names of all cases")] = False,
-    json_: Annotated[
-        Path | None, typer.Option("--json", help="a file that keeps figures: a case that is in it is not raced again")
+    list_: Annotated[bool, typer.Option("--list", help="print the names of cases, race none")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="a file that keeps figures: a case that is in it is not raced again")
     ] = None,
     page: Annotated[Path | None, typer.Option(help="write all figures as a page of Markdown")] = None,
 ) -> None:
     """Race attention, watching and whole models against what people use: about 6 minutes for everything.
 
     regard bench
-    regard bench operator --json mine.json
+    regard bench operator --out mine.json
     regard bench causal decoding --seconds 1
 
     A ratio is the other's time over ours.
     All calls get the same inputs, are compared first, and run in turns.
-    A run with --json that was stopped goes on where it was.
-    After a change of code give another file: only versions are compared.
+    A run with --out that was stopped goes on where it was.
     """
     seconds = number("--seconds", seconds, least=0)
     chosen = cases(words or ())
     if list_:
+        if as_json or out is not None or page is not None:
+            raise ValueError("--list races nothing, so that there is nothing for --json, --out or --page")
         for case in chosen:
             typer.echo(f"{case.group:<10}{case.name}")
         return
-    for file in (json_, page):
+    for file in (out, page):
         _writable(file)
-    results = _begun(json_)
-    console = Console(highlight=False, markup=False)
+    results = _begun(out)
+    failed = _race(chosen, results, seconds, out, Console(highlight=False, markup=False, stderr=as_json))
+    if as_json:
+        typer.echo(json.dumps(results.ordered(chosen).to_dict(), ensure_ascii=False, indent=1))
+    if page is not None:
+        with renamed(page) as draft:
+            draft.write_text(page_of(results.ordered(cases())), encoding="utf-8")
+    if failed:
+        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        typer.echo(f"regard: {' '.join(failed[0].split())[:1000]}{others}", err=True)
+        raise typer.Exit(1)
+
+
+def _race(chosen: list[Case], results: Results, seconds: float, out: Path | None, console: Console) -> list[str]:
+    """Run what is not in the results yet, tell of each case, keep it; what failed is returned, in a line each."""
     console.print(Text(_conditions(results), style="dim"))
     if kept := sum(results.get(case) is not None for case in chosen):
-        console.print(Text(f"{kept} of {len(chosen)} cases are in {json_} and are not raced again", style="dim"))
-    failed = []
-    group = ""
+        console.print(Text(f"{kept} of {len(chosen)} cases are in {out} and are not raced again", style="dim"))
+    failed, group = [], ""
     for case in chosen:
         if case.group != group:
             group = case.group
@@ -67,21 +82,17 @@ def bench(
             console.print(_line(case, f"left out: {error}"))
             continue
         except RuntimeError as error:
-            said = str(error)  # that results differ; or what torch says, where memory or a compiler is missing
+            said = str(error)  # that results differ; or what torch says, where memory is missing
             failed.append(said if said.startswith(case.name) else f"{case.name}: {said}")
             console.print(_line(case, "failed", "red"))
             continue
         console.print(_figures(case, measured, console.width))
+        if case.wanted is not None and str(results.conditions["kernel"]) == "avx512bf16":
+            console.print(Text(f"    wanted: {next(iter(measured.ratios))} {case.wanted} ×", style="dim"))
         results.add(measured)
-        if json_ is not None:
-            results.save(json_)
-    if page is not None:
-        with renamed(page) as draft:
-            draft.write_text(page_of(results.ordered(cases())), encoding="utf-8")
-    if failed:
-        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        typer.echo(f"regard: {' '.join(failed[0].split())[:1000]}{others}", err=True)
-        raise typer.Exit(1)
+        if out is not None:
+            results.save(out)
+    return failed
 
 
 def _writable(file: Path | None) -> None:
@@ -104,7 +115,7 @@ def _begun(file: Path | None) -> Results:
         name = changed[0]
         raise ValueError(
             f"{file} was measured with {name} {known.conditions.get(name)}, here it is {fresh.conditions[name]}: "
-            "figures of two conditions do not go together; give another name"
+            "figures of two conditions do not go together; give another name, or remove it"
         )
     return known
 
@@ -114,9 +125,13 @@ def _conditions(results: Results) -> str:
 
 
 def _run(case: Case, seconds: float, console: Console) -> Measured:
-    with console.status(case.name), warnings.catch_warnings():
+    with console.status(case.name), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("ignore")  # what compilers and other libraries say of themselves
-        return run(case, seconds)
+        warnings.simplefilter("always", LeftOut)
+        measured = run(case, seconds)
+    for one in said:
+        console.print(_line(case, str(one.message)))
+    return measured
 
 
 def _line(case: Case, said: str, style: str = "dim") -> Text:

@@ -49,11 +49,19 @@ def run() -> int:
     try:
         return app(standalone_mode=False) or 0
     except UsageError as error:
-        return _refused(error.format_message())
+        return _refused(f"{error.format_message()}{_hint(error)}")
     except (ValueError, TypeError, OSError, MemoryError, RuntimeError, ImportError) as error:
         return _refused(str(error) or type(error).__name__)
     except typer.Abort:
         return 130
+
+
+def _hint(error: Any) -> str:
+    """Where what would be right is written, if the message does not say it."""
+    said, context = error.format_message(), getattr(error, "ctx", None)
+    if not said or context is None or "--help" in said:
+        return ""
+    return f" ({context.command_path} --help)"
 
 
 def _refused(why: str) -> int:

@@ -7,11 +7,11 @@ import platform
 import re
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from regard import system
 from regard.budget import this_machine
 from regard.kernels import native
 from regard.version import __version__
@@ -61,33 +61,18 @@ def _version(package: str) -> str | None:
 
 def cpu() -> dict[str, Any]:
     """Model, cores that this process may use, and which features that matter it has; None where Linux does not tell."""
-    found: dict[str, Any] = {"model": this_machine.cpu(), "architecture": platform.machine(), "cores": cores()}
-    flags = _flags() if platform.machine() in ("x86_64", "AMD64") else None
+    found: dict[str, Any] = {"model": system.cpu(), "architecture": platform.machine(), "cores": system.cores()}
+    flags = system.flags() if platform.machine() in ("x86_64", "AMD64") else None
     found["has"] = None if flags is None else [name for name in FEATURES if name in flags]
     found["lacks"] = None if flags is None else [name for name in FEATURES if name not in flags]
     return found
 
 
-def _flags() -> set[str] | None:
-    said = re.search(r"^flags\s*:(.*)$", _text("/proc/cpuinfo"), re.MULTILINE)
-    return None if said is None else set(said[1].split())
-
-
-def cores() -> int:
-    """As many as this process may run on at once: a container's share of time counts too."""
-    try:
-        allowed = len(os.sched_getaffinity(0))
-    except AttributeError:  # another system than Linux
-        allowed = os.cpu_count() or 1
-    share = re.match(r"(\d+) (\d+)", _text("/sys/fs/cgroup/cpu.max"))
-    return allowed if share is None else max(1, min(allowed, -(-int(share[1]) // int(share[2]))))
-
-
 def memory() -> dict[str, int | None]:
     """Bytes in all, and bytes that are free; a container's limit counts too. None where the system is silent."""
-    said = dict(re.findall(r"^(MemTotal|MemAvailable):\s*(\d+) kB", _text("/proc/meminfo"), re.MULTILINE))
+    said = dict(re.findall(r"^(MemTotal|MemAvailable):\s*(\d+) kB", system.told("/proc/meminfo"), re.MULTILINE))
     total, available = (1024 * int(said[x]) if x in said else None for x in ("MemTotal", "MemAvailable"))
-    most, used = (_text(f"/sys/fs/cgroup/memory.{x}").strip() for x in ("max", "current"))
+    most, used = (system.told(f"/sys/fs/cgroup/memory.{x}").strip() for x in ("max", "current"))
     if most.isdigit() and total is not None and available is not None and int(most) < total:
         total = int(most)
         available = min(available, max(0, total - int(used or 0)))
@@ -110,9 +95,9 @@ def threads() -> dict[str, Any]:
     """How many threads torch, and so the kernels, use, what was asked for, and whose OpenMP runs them."""
     return {
         "torch": torch.get_num_threads(),
-        "cores": cores(),
+        "cores": system.cores(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or None,
-        "openmp": openmp(_text("/proc/self/maps").splitlines()),
+        "openmp": openmp(system.told("/proc/self/maps").splitlines()),
     }
 
 
@@ -127,11 +112,3 @@ def kept() -> dict[str, str]:
     from regard.lab.lab import default_state
 
     return {"lab": str(default_state()), "machine": str(this_machine.kept_in())}
-
-
-def _text(file: str) -> str:
-    """What a file of the system says; nothing where there is none."""
-    try:
-        return Path(file).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

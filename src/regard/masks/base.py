@@ -71,6 +71,9 @@ class Mask:
 
     __rand__, __ror__ = __and__, __or__  # tensor & mask: either order allows the same keys
 
+    def __bool__(self) -> bool:
+        raise TypeError("a mask is neither true nor false: combine masks with & and |, not with and, or")
+
     def _name(self) -> str:
         """How the mask is written."""
         return f"{type(self).__name__}()"
