@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 
 import pytest
@@ -25,6 +26,9 @@ settings.register_profile(
     "regard", derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
 settings.load_profile("regard")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: what tests start is to hear Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one worker a core: one thread each
     torch.set_num_threads(1)

@@ -50,7 +50,7 @@ def lab_page(browser: Any, address: str) -> Iterator[Any]:
             )
         )
         tab = contexts[-1].new_page()
-        tab.set_default_timeout(20_000)
+        tab.set_default_timeout(60_000)  # for machines that are busy; nothing waits that long otherwise
         tab.on(
             "console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None
         )
@@ -71,7 +71,7 @@ def fits(tab: Any) -> bool:
     return bool(tab.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
 
 
-def until(tab: Any, condition: str, seconds: float = 20) -> None:
+def until(tab: Any, condition: str, seconds: float = 60) -> None:
     """Wait until a JavaScript expression is true; the page's policy forbids playwright's ``wait_for_function``."""
     tab.evaluate(
         f"""() => new Promise((resolve, reject) => {{
