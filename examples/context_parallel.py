@@ -9,7 +9,6 @@ import torch
 from torch import distributed
 
 import regard
-from regard import Causal, Observe
 from regard.training.distributed import attention, gather, shard
 
 
@@ -17,19 +16,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=8192)
     given = parser.parse_args()
+    if not distributed.is_torchelastic_launched():
+        parser.error("start it with torchrun --nproc-per-node 2")
     distributed.init_process_group("gloo")
     try:
         torch.manual_seed(0)  # the same sequence everywhere; real ones are read shard by shard
-        whole = [torch.randn(1, 4, given.tokens, 64) for _ in range(3)]
+        whole = torch.randn(3, 1, 4, given.tokens, 64)
         q, k, v = (shard(x) for x in whole)
-        out, seen = attention(q, k, v, mask=Causal(), observe=Observe())
+        out, seen = attention(q, k, v, mask=regard.Causal(), observe=regard.Observe())
         rank, ranks = distributed.get_rank(), distributed.get_world_size()
         print(
             f"rank {rank} of {ranks}: {q.shape[2]:,} rows, mean entropy {seen.mean('entropy').mean():.3f}", flush=True
         )
         together = gather(out)
         if rank == 0:
-            alone = regard.attention(*whole, mask=Causal())
+            alone = regard.attention(*whole, mask=regard.Causal())
             print(f"largest difference to one process: {(together - alone).abs().max():.1e}")
     finally:
         distributed.destroy_process_group()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import make, write
+from commands import command
 from test_models import ALL, name
 from torch import nn
 
@@ -92,3 +93,8 @@ def test_any_module(model: nn.Module) -> None:
 def test_what_is_no_module() -> None:
     with pytest.raises(TypeError, match=r"model must be .*Module, got 3"):
         describe(3)
+
+
+def test_the_command_describes_the_bundled_model_unless_told(monkeypatch, capsys):
+    code, out, _ = command(monkeypatch, capsys, "describe")
+    assert code == 0 and "LlamaForCausalLM" in out

@@ -221,7 +221,6 @@ def test_commands_that_are_refused(written: dict[str, Path], tmp_path: Path, mon
     for given, said in (
         (["describe", str(tmp_path / "nowhere")], "nowhere does not exist"),
         (["describe", str(damaged)], "model.safetensors is truncated or no safetensors file"),
-        (["describe"], "folder"),
         (["describe", gpt2, "more"], "more"),
         (["draw", gpt2], "draw"),
         (["generate", gpt2, ""], "a prompt is empty"),

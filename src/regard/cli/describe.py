@@ -10,6 +10,10 @@ import typer
 from regard import models
 
 
-def describe(folder: Annotated[Path, typer.Argument(help="a folder with config.json and *.safetensors")]) -> None:
+def describe(
+    folder: Annotated[
+        Path | None, typer.Argument(help="a folder with config.json and *.safetensors; the bundled model unless given")
+    ] = None,
+) -> None:
     """Layers, heads, dimensions and parameters of a model."""
-    typer.echo(str(models.describe(models.load(folder))))
+    typer.echo(str(models.describe(models.load(folder or models.bundled()))))

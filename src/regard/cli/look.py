@@ -61,6 +61,8 @@ def look(
     integer("--most", most)
     if str(model) == "-" and given is None:  # no model, and the text from standard input
         model, given = None, "-"
+    if model is not None and model.is_file() and model.name != "recording.json":
+        raise ValueError(f"{model} is a file, not a model's folder; a text is given as --text {model}")
     model = models.bundled() if model is None else model
     if (model / "run.json").is_file():
         model = model / "model"

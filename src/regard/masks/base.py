@@ -18,12 +18,15 @@ class Mask:
     """Which keys each query may attend to. ``a & b`` allows what both allow, ``a | b`` what either allows.
 
     A bool tensor beside a mask is taken as ``Dense``: ``Causal() & tensor``. A mask of your own implements ``lower``,
-    here every other key:
+    here every other key. Query i stands at i + m − n, so that the last query is the same however many there are:
 
     >>> from regard.scores import RowMask
     >>> class EveryOther(Mask):
     ...     def lower(self, n, m, device="cpu"):
-    ...         return RowMask(dense=(torch.arange(n)[:, None] - torch.arange(m)) % 2 == 0)
+    ...         queries = torch.arange(n, device=device) + m - n
+    ...         return RowMask(dense=(queries[:, None] - torch.arange(m, device=device)) % 2 == 0)
+    >>> torch.equal(EveryOther().dense(1, 6)[-1], EveryOther().dense(6, 6)[-1])
+    True
     >>> print(regard.Causal() & EveryOther())
     Causal() & EveryOther()
     ■ · · · · ·

@@ -11,7 +11,7 @@ from regard.shapes import as_tensor, integer, readable
 
 
 def from_torch(
-    key_padding_mask: Tensor | None = None, attn_mask: Tensor | None = None, *, heads: int | None = None
+    *, key_padding_mask: Tensor | None = None, attn_mask: Tensor | None = None, heads: int | None = None
 ) -> Mask | None:
     """The masks of ``nn.MultiheadAttention``, where **True = ignore**, as one of ours, where True = may attend.
 
