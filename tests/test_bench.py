@@ -17,7 +17,7 @@ from regard.bench import models, operator, peers, watching
 from regard.bench.page import page
 from regard.bench.race import Call, same, tensors
 from regard.bench.results import Results, read
-from regard.cli.bench import WIDTH
+from regard.cli.bench import WIDTH, _figures
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 QUICK, MORE = "causal 1×8×512×64", "dense 1×8×1024×64"
@@ -239,6 +239,12 @@ def test_another_that_does_not_run_is_left_out(monkeypatch, capsys):
     assert code == 0 and "FlexAttention is left out: no compiler" in " ".join(out.split())
     with pytest.raises(RuntimeError, match="no compiler"):  # ours is never left out
         operator._compared({"regard": broken})
+
+
+@pytest.mark.parametrize(("median", "said"), [(2.1, False), (4.0, True)])
+def test_noise_is_told(median, said):
+    measured = bench.Measured("operator", "a toy", {"regard": 2.0, "SDPA": 3.0}, {"regard": median, "SDPA": 3.0}, 9)
+    assert ("noisy: median +100%" in _figures(toy(), measured, 80).plain) == said
 
 
 def test_what_is_asked_of_the_kernel_is_told_where_it_can_be_met(monkeypatch, capsys):

@@ -20,7 +20,7 @@ from tokenizers import models as models_of_tokens
 from trained import ROOT
 
 import regard.watching
-from regard.models import load
+from regard.models import bundled, load
 from regard.models.model import Model
 from regard.watching import look
 from regard.watching.look import _spoken
@@ -150,6 +150,8 @@ def test_refusals(models: dict[str, Model], picture: Path) -> None:
         look(models["llama"], picture=picture)
     with pytest.raises(ValueError, match="the text is empty"):
         look(models["llama"], "")
+    with pytest.raises(ValueError, match="the text is empty"):  # though its tokenizer begins with a token of its own
+        look(load(bundled()), "")
     with pytest.raises(ValueError, match="LlamaForCausalLM needs a tokenizer"):
         look(make("LlamaForCausalLM", LLAMA), TEXT)
     with pytest.raises(ValueError, match="TextDecoder brings its own tokenizer"):

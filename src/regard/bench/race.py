@@ -72,6 +72,11 @@ class Measured:
         """How many times as long as ours each peer takes."""
         return {name: t / self.best[OURS] for name, t in self.best.items() if name != OURS}
 
+    @property
+    def spread(self) -> float:
+        """How far the median of our rounds lies above their best, as a share of it."""
+        return self.median[OURS] / self.best[OURS] - 1
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for a file, with the ratios."""
         return asdict(self) | {"ratios": {name: round(r, 3) for name, r in self.ratios.items()}}

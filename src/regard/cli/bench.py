@@ -21,6 +21,7 @@ from regard.files import renamed
 from regard.shapes import number
 
 WIDTH = 42  # of a case's name
+NOISY = 0.25  # how far the median may lie above the best before a line says so
 
 
 def bench(
@@ -141,6 +142,8 @@ def _line(case: Case, said: str, style: str = "dim") -> Text:
 def _figures(case: Case, measured: Measured, width: int) -> Text:
     """Our time, then how many times as long the others take, green where that is longer; below it what is too long."""
     line = Text(f"  {case.name:<{WIDTH}}{milliseconds(measured.best[OURS]):>8} ms")
+    if measured.spread > NOISY:
+        line.append(f"  noisy: median +{measured.spread:.0%}", style="yellow")
     for name, ratio in measured.ratios.items():
         other = Text(f"  {name} ", style="dim").append(f"{ratio:.2f} ×", style="green" if ratio > 1 else "yellow")
         if len(line.plain.splitlines()[-1]) + len(other) > width:

@@ -71,6 +71,8 @@ def look(
         run, about, observe = _picture(model, picture, observe)
     else:
         assert text is not None
+        if not text:  # a tokenizer may add tokens of its own, which are nobody's text
+            raise ValueError("the text is empty: there is nothing to read")
         if answer is not None and not isinstance(model, TextToText):
             raise ValueError(
                 f"{type(model).__name__} answers nothing: answer= is for text-to-text models of regard.models"
