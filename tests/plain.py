@@ -79,18 +79,10 @@ def attention(q, k, v, *, mask=None, bias=None, scale=None, softcap=None, sinks=
     return (used @ v4).reshape(*batch, H, n, v.shape[-1]), A, lse, s
 
 
-def undecided(q, k, *, mask=None, bias=None, **_) -> bool:
-    """Whether a row's two best products differ by less than float32 rounds: hard attention may take either."""
-    batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3])
-    (H, n, d), m = q.shape[-3:], k.shape[-2]
-    if m < 2 or not n * d * math.prod(batch):
-        return False
-    q4 = q.detach().float().double().expand(*batch, H, n, d).reshape(-1, H, n, d)
-    k4 = k.detach().float().double().expand(*batch, *k.shape[-3:]).reshape(-1, *k.shape[-3:])
-    k4 = k4.repeat_interleave(H // k.shape[-3], 1)
-    b = dense_bias(bias, q4, batch, m)
-    see = visible(mask, None if b is None else b.detach(), batch, H, n, m)
-    best = torch.where(see, q4 @ k4.mT, -math.inf).topk(2, -1).values
-    gap = best[..., 0] - best[..., 1]
-    rounding = torch.finfo(torch.float32).eps * d * (q4.abs() @ k4.abs().mT).amax(-1)
-    return bool(((gap > 1e-12 * (1 + best[..., 0].abs())) & (gap < rounding)).any())
+def on_grid(x: torch.Tensor) -> torch.Tensor:
+    """x in 128 even steps either way: sums of products of such numbers are exact in float32, and ties are ties."""
+    largest = x.abs().max().item() if x.numel() else 0.0
+    if not 0 < largest < math.inf:
+        return x
+    step = 2.0 ** (math.ceil(math.log2(largest)) - 7)
+    return (x / step).round() * step

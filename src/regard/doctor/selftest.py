@@ -22,8 +22,8 @@ from regard.scores import Bias
 
 __all__ = ["Row", "self_test"]
 
-# How many times torch's own error ours may be. Roundings fall as they fall: with 25 seeds the largest ratio was 7, of
-# gradients of few queries; what is computed wrong is wrong by thousands.
+# How many times torch's own error ours may be. Roundings fall as they fall: with 25 seeds on one CPU the largest ratio
+# was 7, of gradients of few queries, and other CPUs sum in other orders; what is computed wrong is wrong by thousands.
 MOST = 32.0
 SIZES = (1, 2, 3, 5, 13, 16, 17, 31, 64, 65, 127)
 WIDTHS = (1, 3, 8, 16, 17, 33, 64)
