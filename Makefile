@@ -1,56 +1,62 @@
-# Every command of this project, once. Each calls a script of the same name in scripts/.
+# All commands of this project. Each target runs the script of the same name in scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help lab setup check test test-full sanitize fuzz bench bundle docs dist format clean
+.PHONY: help lab notebook setup check test test-full sanitize fuzz fuzz-files bench bundle docs dist format clean
 
-# The environment is made anew only when something it was built from has changed.
+# The environment is installed again only if one of these files has changed.
 INSTALLED := .venv/.installed
-$(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) scripts/setup
+$(INSTALLED): pyproject.toml constraints.txt $(wildcard requirements-*.lock) CMakeLists.txt $(wildcard csrc/*) scripts/setup
 	scripts/setup
 	@touch $@ $(RUNNABLE)
 
-# The lab alone needs none of the development tools.
+# The lab needs no development tools.
 RUNNABLE := .venv/.runnable
-$(RUNNABLE): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) scripts/setup
+$(RUNNABLE): pyproject.toml constraints.txt $(wildcard requirements-*.lock) CMakeLists.txt $(wildcard csrc/*) scripts/setup
 	scripts/setup lab
 	@touch $@
 
 help: ## print this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-lab: $(RUNNABLE) ## the lab in a browser: see, count, prove and change attention (OPEN="folder …" opens models, recordings, runs)
+lab: $(RUNNABLE) ## start the lab in a browser (OPEN="folder …" opens models, recordings and runs)
 	@.venv/bin/regard lab $(OPEN)
 
-setup: $(INSTALLED) ## make .venv and install regard into it (PYTHON=python3.12 chooses another interpreter)
+notebook: $(RUNNABLE) ## open the notebook of the examples in a browser; the first time, install a server for it
+	scripts/notebook $(OPTIONS)
 
-check: setup ## lint, formatting and types
+setup: $(INSTALLED) ## create .venv and install regard into it (PYTHON=python3.12 selects another interpreter)
+
+check: setup ## check lint rules, formatting and types
 	scripts/check
 
-test: check ## check, then every test but the long ones, with coverage
+test: check ## check, then run all tests except the long ones, with coverage
 	scripts/test -m "not full"
 
-test-full: check ## check, then every test, the long sweeps and real builds too
+test-full: check ## check, then run all tests, with long sweeps and real builds
 	scripts/test
 
-sanitize: setup ## the kernel's tests with a native module under AddressSanitizer and UBSan
+sanitize: setup ## run the kernel tests with AddressSanitizer and UBSan
 	scripts/sanitize
 
-fuzz: setup ## random shapes and options against float64 for 10 minutes (SECONDS_TO_RUN=60 changes that)
+fuzz: setup ## compare the kernel with float64 on random calls for 10 minutes (SECONDS_TO_RUN=60 changes the time)
 	scripts/fuzz
 
-bench: setup ## race everything against what people use, about 6 minutes, and write docs/benchmarks.md
+fuzz-files: setup ## damage files of every kind and give them to every reader for 10 minutes (SECONDS_TO_RUN=60 …)
+	scripts/fuzz-files
+
+bench: setup ## run all benchmarks against other libraries, about 6 minutes, and write docs/benchmarks.md
 	scripts/bench
 
-bundle: setup ## train the model that comes with the package anew, and put it there: about 8 minutes
+bundle: setup ## train the bundled model again and copy it into the package, about 8 minutes
 	scripts/bundle
 
-docs: setup ## the documents as a site that opens from disk: site/index.html
+docs: setup ## build the documentation site, which opens from disk: site/index.html
 	scripts/docs
 
-dist: ## the sdist and a manylinux wheel of what is committed, in dist/ (PYTHON=python3.12 for another interpreter)
+dist: ## build the sdist and a manylinux wheel of the last commit in dist/ (PYTHON=python3.12 selects another interpreter)
 	scripts/dist
 
-format: setup ## format the code and mend what the linter can mend
+format: setup ## format the code and apply the fixes of the linter
 	scripts/format
 
-clean: ## remove everything that was built, .venv included
+clean: ## remove everything that was built, including .venv
 	scripts/clean

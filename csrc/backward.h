@@ -1,5 +1,7 @@
-// Gradients: tiles are computed again. With A = e^(s − high) / total, g = ∂out and Δ = out·g,
-//   dS = A ∘ (g vᵀ − Δ),  dq = scale·dS k,  dk = scale·dSᵀ q,  dv = Aᵀ g;  biases get dS itself.
+// The backward pass. It computes the weights again, block by block. With A = e^(logit − row_max) / row_sum, the
+// gradient g of the output, and Δ = out·g:
+//   dS = A ∘ (g vᵀ − Δ),  dq = scale·dS k,  dk = scale·dSᵀ q,  dv = Aᵀ g.
+// The gradient of a bias is dS itself. With a softcap, dS is multiplied by the softcap's slope for dq and dk.
 #pragma once
 
 #include "forward.h"
@@ -7,174 +9,217 @@
 namespace regard {
 namespace REGARD_ISA_NAMESPACE {
 
-constexpr int64_t KS = 1024;  // keys whose dk and dv stay in cache while all queries pass by
-// Queries whose part of dk and dv is summed by itself before it joins the rest: sums in two levels err less, which
-// shows in the first keys of a causal call, where every query adds.
-constexpr int64_t QS = 256;
+// The number of keys whose dk and dv stay in cache during the loop over all queries.
+constexpr int64_t KEY_CHUNK = 1024;
+// dk and dv are summed separately over this many queries before they are added to the total. Such two-level sums have
+// smaller errors. This matters for the first keys of a causal call, to which every query adds.
+constexpr int64_t QUERY_CHUNK = 256;
 
 struct BackwardScratch : ForwardScratch {
-    float *grads, *pulled, *slope, *moved, *query_rows, *grad_rows, *dk, *dv;
-    explicit BackwardScratch(const Call& c) : ForwardScratch(c) {
-        grads = take(c.e * PW);
-        pulled = take(BC * PW);
-        slope = take(BC * PW);
-        moved = take(c.d * PW);
-        dk = take(std::min(KS, c.m) * c.d);
-        dv = take(std::min(KS, c.m) * c.e);
-        query_rows = take(c.dtype == Dtype::f32 ? 1 : PW * c.d);
-        grad_rows = take(c.dtype == Dtype::f32 ? 1 : PW * c.e);
+    float* grad_out;       // panel [E, PW]
+    float* grad_weights;   // [KEY_BLOCK, PW]: g vᵀ
+    float* softcap_slope;  // [KEY_BLOCK, PW]
+    float* dq;             // panel [D, PW]
+    float* dk;             // [KEY_CHUNK, D]
+    float* dv;             // [KEY_CHUNK, E]
+    float* query_rows;     // the rows of one panel as float32, if they are not float32 already
+    float* grad_out_rows;
+
+    explicit BackwardScratch(const AttentionCall& call) : ForwardScratch(call) {
+        const bool converts = call.dtype != Dtype::float32;
+        grad_out = allocate(call.E * PW);
+        grad_weights = allocate(KEY_BLOCK * PW);
+        softcap_slope = allocate(KEY_BLOCK * PW);
+        dq = allocate(call.D * PW);
+        dk = allocate(std::min(KEY_CHUNK, call.M) * call.D);
+        dv = allocate(std::min(KEY_CHUNK, call.M) * call.E);
+        query_rows = allocate(converts ? PW * call.D : 1);
+        grad_out_rows = allocate(converts ? PW * call.E : 1);
     }
 };
 
-// One panel of queries against keys from … to: everything but the loop over blocks is set up once.
+// One panel of queries, and the values that every block of keys needs.
 struct BackwardPanel {
-    Panel p;
-    const float *queries, *grads;  // rows in their own layout
-    int64_t query_stride, grad_stride;
-    F high[NR], inverse[NR], delta[NR], best[NR];
-    alignas(64) uint32_t hashes[PW];
+    Panel panel;
+    Rows queries;   // rows [count, D] as float32
+    Rows grad_out;  // rows [count, E] as float32
+    Floats row_max[NR];
+    Floats inverse_sum[NR];
+    Floats delta[NR];
+    Floats hard_max[NR];
+    alignas(64) uint32_t row_hashes[PW];
 };
 
-// ∂(scale·q·k)/∂(q·k); 0 where the output does not move with q and k.
-inline float step(const Call& c) { return c.best ? 0.0f : static_cast<float>(c.scale); }
+// ∂(scale·q·k)/∂(q·k), or 0 in hard attention, where small changes of q and k do not change the output.
+inline float score_slope(const AttentionCall& call) { return call.hard_max ? 0.0f : static_cast<float>(call.scale); }
 
-inline void fill_delta(const Call& c, const Gradients& g, const Head& head, int64_t i, BackwardScratch& w) {
-    const int64_t count = std::min<int64_t>(PW, c.n - i);
-    int64_t grad_stride, out_stride;
-    const float* grad = rows_of(g.grad, c.dtype, head.b, head.h, i, count, c.e, w.grad_rows, grad_stride);
-    const float* out = rows_of(c.out, c.dtype, head.b, head.h, i, count, c.e, w.rows, out_stride);
+// delta = out · grad_out of the rows of one panel.
+inline void fill_delta(const AttentionCall& call, const Gradients& gradients, const HeadContext& head,
+                       int64_t first_row, BackwardScratch& scratch) {
+    const int64_t count = std::min<int64_t>(PW, call.N - first_row);
+    const Rows grad_out = float_rows_of(gradients.grad_out, call.dtype, head.b, head.h, first_row, count, call.E,
+                                        scratch.grad_out_rows);
+    const Rows out = float_rows_of(call.out, call.dtype, head.b, head.h, first_row, count, call.E, scratch.rows);
     for (int64_t r = 0; r < count; r++)
-        g.delta[(head.b * c.H + head.h) * c.n + i + r] =
-            dot_product(grad + r * grad_stride, out + r * out_stride, c.e);
+        gradients.delta[(head.b * call.H + head.h) * call.N + first_row + r] =
+            dot_product(grad_out.floats() + r * grad_out.stride, out.floats() + r * out.stride, call.E);
 }
 
-inline void enter_panel(const Call& c, const Gradients& g, const Head& head, int64_t i, BackwardScratch& w,
-                        BackwardPanel& b) {
-    place_panel(c, head.b, i, b.p);
-    const Panel& p = b.p;
-    b.queries = rows_of(c.q, c.dtype, head.b, head.h, i, p.count, c.d, w.query_rows, b.query_stride);
-    b.grads = rows_of(g.grad, c.dtype, head.b, head.h, i, p.count, c.e, w.grad_rows, b.grad_stride);
-    to_panel(b.queries, b.query_stride, p.count, c.d, query_factor(c), w.panels);
-    if (c.best) load_best(c, head, p, b.best);
-    to_panel(b.grads, b.grad_stride, p.count, c.e, 1.0f, w.grads);
-    for (int x = 0; x < PW; x++) {
-        const int64_t row = (head.b * c.H + head.h) * c.n + i + std::min<int64_t>(x, p.count - 1);
-        const bool empty = c.total[row] == 0;
-        b.high[x / W][x % W] = empty ? 0.0f : static_cast<float>(c.high[row]);
-        b.inverse[x / W][x % W] = empty ? 0.0f : static_cast<float>(1 / c.total[row]);
-        b.delta[x / W][x % W] = g.delta[row];
-        if (c.dropout > 0) b.hashes[x] = row_hash(c.seed, head.b, head.h, i + x);
+inline void load_panel(const AttentionCall& call, const Gradients& gradients, const HeadContext& head,
+                       BackwardScratch& scratch, BackwardPanel& state) {
+    const Panel& panel = state.panel;
+    const int64_t first_row = panel.first_row;
+    state.queries =
+        float_rows_of(call.q, call.dtype, head.b, head.h, first_row, panel.count, call.D, scratch.query_rows);
+    state.grad_out = float_rows_of(gradients.grad_out, call.dtype, head.b, head.h, first_row, panel.count, call.E,
+                                   scratch.grad_out_rows);
+    pack_panel(state.queries, panel.count, call.D, query_factor(call), scratch.queries);
+    if (call.hard_max) load_hard_max(call, head, panel, state.hard_max);
+    pack_panel(state.grad_out, panel.count, call.E, 1.0f, scratch.grad_out);
+    for (int lane = 0; lane < PW; lane++) {
+        const int64_t row = row_of_lane(call, head, panel, lane);
+        const bool empty = call.row_sum[row] == 0;
+        state.row_max[lane / W][lane % W] = empty ? 0.0f : static_cast<float>(call.row_max[row]);
+        state.inverse_sum[lane / W][lane % W] = empty ? 0.0f : static_cast<float>(1 / call.row_sum[row]);
+        state.delta[lane / W][lane % W] = gradients.delta[row];
+        if (call.dropout > 0) state.row_hashes[lane] = row_hash(call.seed, head.b, head.h, first_row + lane);
     }
 }
 
-inline void add_to_biases(const Call& c, const Gradients& g, const Head& head, const Panel& p, int64_t j,
-                          int64_t count, const float* s) {
-    const int64_t bh = head.b * c.H + head.h;
-    if (g.line)
-        for (int64_t y = 0; y < count; y++)
-            for (int x = 0; x < p.count; x++)
-                g.line[bh * (c.n + c.m) + p.i + x - (j + y) + c.m] += s[y * PW + x];
-    if (g.bias) {
-        float* to = static_cast<float*>(g.bias.data) + head.b * g.bias.b + head.h * g.bias.h;
-        for (int x = 0; x < p.count; x++)
-            for (int64_t y = 0; y < count; y++) to[(p.i + x) * g.bias.i + (j + y) * g.bias.j] += s[y * PW + x];
+// Adds dS of one block to the gradients of the biases.
+inline void add_to_biases(const AttentionCall& call, const Gradients& gradients, const HeadContext& head,
+                          const Panel& panel, int64_t j, int64_t count, const float* ds) {
+    const int64_t head_index = head.b * call.H + head.h;
+    if (gradients.toeplitz) {
+        float* to = gradients.toeplitz + head_index * (call.N + call.M);
+        for (int64_t key = 0; key < count; key++)
+            for (int lane = 0; lane < panel.count; lane++)
+                to[panel.first_row + lane - (j + key) + call.M] += ds[key * PW + lane];
     }
-    for (size_t t = 0; t < c.terms.size() && t < g.terms.size(); t++) {
-        const Term& term = c.terms[t];
-        if (!g.terms[t]) continue;
-        for (int x = 0; x < p.count; x++) {
-            const int64_t i = p.i + x, from = term.query_at[i], row = term.table.i ? bh * c.n + i : bh;
-            if (from == kNowhere) continue;
-            float* to = g.terms[t] + row * term.columns;
-            for (int64_t y = 0; y < count; y++)
-                if (term.key_at[j + y] != kNowhere)
-                    to[std::clamp<int64_t>(term.key_at[j + y] - from - term.first, 0, term.columns - 1)] +=
-                        s[y * PW + x];
+    if (gradients.bias) {
+        const TensorView& bias = gradients.bias;
+        float* to = static_cast<float*>(bias.data) + head.b * bias.batch_stride + head.h * bias.head_stride;
+        for (int lane = 0; lane < panel.count; lane++)
+            for (int64_t key = 0; key < count; key++)
+                to[(panel.first_row + lane) * bias.row_stride + (j + key) * bias.column_stride] += ds[key * PW + lane];
+    }
+    for (size_t t = 0; t < gradients.terms.size(); t++) {
+        const RelativeTerm& term = call.terms[t];
+        if (!gradients.terms[t]) continue;
+        for (int lane = 0; lane < panel.count; lane++) {
+            const int64_t i = panel.first_row + lane;
+            const int64_t query_position = term.query_positions[i];
+            if (query_position == kNoPosition) continue;
+            const int64_t row = term.per_row ? head_index * call.N + i : head_index;
+            float* to = gradients.terms[t] + row * term.columns;
+            for (int64_t key = 0; key < count; key++) {
+                const int64_t key_position = term.key_positions[j + key];
+                if (key_position == kNoPosition) continue;
+                const int64_t offset = subtract_positions(key_position, query_position);
+                const int64_t column = subtract_positions(offset, term.first_offset);
+                to[std::clamp<int64_t>(column, 0, term.columns - 1)] += ds[key * PW + lane];
+            }
         }
     }
 }
 
-REGARD_INLINE void backward_block(const Call& c, const Gradients& g, const Head& head, const BackwardPanel& b,
-                                  int64_t j, int64_t count, const float* keys, int64_t key_stride,
-                                  const float* values, int64_t value_stride, float* dk, float* dv,
-                                  BackwardScratch& w) {
-    float *s = w.scores, *pulled = w.pulled;
-    products(c, {reinterpret_cast<const char*>(keys), key_stride, Dtype::f32}, w.panels, 0, s, count);
-    if (c.best)
-        to_hard_logits(c, head, b.p, j, count, s, w.other, w.kept, b.best, w.odd);
+// One block of keys for one panel: adds to scratch.dq, `dk`, `dv` and the gradients of the biases.
+REGARD_INLINE void backward_block(const AttentionCall& call, const Gradients& gradients, const HeadContext& head,
+                                  const BackwardPanel& state, int64_t j, int64_t count, const Rows& keys,
+                                  const Rows& values, float* dk, float* dv, BackwardScratch& scratch) {
+    float* s = scratch.scores;
+    float* grad_weights = scratch.grad_weights;
+    products(call, keys, scratch.queries, 0, s, count);
+    if (call.hard_max)
+        to_hard_logits(call, head, state.panel, j, count, s, scratch.dense_bias, scratch.spare, state.hard_max,
+                       scratch.nonfinite);
     else
-        to_logits(c, head, b.p, j, count, s, w.other, c.softcap > 0 ? w.slope : nullptr, w.odd);
-    dot(values, value_stride, w.grads, pulled, count, c.e);
-    for (int64_t y = 0; y < count; y++)
+        to_logits(call, head, state.panel, j, count, s, scratch.dense_bias,
+                  call.softcap > 0 ? scratch.softcap_slope : nullptr, scratch.nonfinite);
+    dot_products(values.floats(), values.stride, scratch.grad_out, grad_weights, count, call.E);
+    for (int64_t key = 0; key < count; key++)
 #pragma GCC unroll 4
-        for (int x = 0; x < NR; x++) {
-            float* at = s + y * PW + x * W;
-            store(at, exp(load(at) - b.high[x]) * b.inverse[x]);
+        for (int v = 0; v < NR; v++) {
+            float* at = s + key * PW + v * W;
+            store(at, exp(load(at) - state.row_max[v]) * state.inverse_sum[v]);
         }
-    float* kept = s;
-    if (c.dropout > 0) {
-        kept = w.kept;
-        drop(c, b.hashes, j, count, s, kept);
-        drop(c, b.hashes, j, count, pulled, pulled);
+
+    // dv gets the weights after dropout; the gradient of the weights passes through the same dropout.
+    float* dropped = s;
+    if (call.dropout > 0) {
+        dropped = scratch.spare;
+        apply_dropout(call, state.row_hashes, j, count, s, dropped);
+        apply_dropout(call, state.row_hashes, j, count, grad_weights, grad_weights);
     }
-    gather(kept, b.grads, b.grad_stride, b.p.count, dv, c.e, count, c.e);
-    for (int64_t y = 0; y < count; y++)
+    add_outer_products(dropped, state.grad_out.floats(), state.grad_out.stride, state.panel.count, dv, call.E, count,
+                       call.E);
+
+    // dS = A ∘ (g vᵀ − Δ), in place.
+    for (int64_t key = 0; key < count; key++)
 #pragma GCC unroll 4
-        for (int x = 0; x < NR; x++) {
-            const int64_t at = y * PW + x * W;
-            store(s + at, load(s + at) * (load(pulled + at) - b.delta[x]));
+        for (int v = 0; v < NR; v++) {
+            const int64_t at = key * PW + v * W;
+            store(s + at, load(s + at) * (load(grad_weights + at) - state.delta[v]));
         }
-    w.odd += zero_if_finite(s, count * PW);  // biases get these numbers, and nobody looks at theirs again
-    add_to_biases(c, g, head, b.p, j, count, s);
-    if (c.scale == 0 || c.best) return;  // the output does not move with q and k
-    if (c.softcap > 0)
-        for (int64_t y = 0; y < count * NR; y++) store(s + y * W, load(s + y * W) * load(w.slope + y * W));
-    mix(keys, key_stride, s, w.moved, count, c.d);
-    gather(s, b.queries, b.query_stride, b.p.count, dk, c.d, count, c.d);
+    // These numbers are added to the gradients of the biases, which are not checked later.
+    scratch.nonfinite += zero_if_finite(s, count * PW);
+    add_to_biases(call, gradients, head, state.panel, j, count, s);
+    if (call.scale == 0 || call.hard_max) return;  // dq and dk are 0
+    if (call.softcap > 0)
+        for (int64_t t = 0; t < count * NR; t++)
+            store(s + t * W, load(s + t * W) * load(scratch.softcap_slope + t * W));
+    weighted_sum(keys.floats(), keys.stride, s, scratch.dq, count, call.D);
+    add_outer_products(s, state.queries.floats(), state.queries.stride, state.panel.count, dk, call.D, count, call.D);
 }
 
-// One panel of queries against keys start … stop: dq of its rows, and its part of w.dk and w.dv.
-inline void backward_panel(const Call& c, const Gradients& g, const Head& head, int64_t i, int64_t start, int64_t stop,
-                           float* dq, BackwardScratch& w) {
-    BackwardPanel panel;
-    place_panel(c, head.b, i, panel.p);
-    const int64_t first = std::max(start, panel.p.first), last = std::min(stop, panel.p.last);
-    if (first >= last) return;
-    enter_panel(c, g, head, i, w, panel);
-    std::memset(w.moved, 0, sizeof(float) * c.d * PW);
-    for (int64_t j = first; j < last; j += BC) {
-        const int64_t count = std::min(BC, last - j);
-        int64_t key_stride, value_stride;
-        const float* keys = rows_of(c.k, c.dtype, head.b, head.g, j, count, c.d, w.keys, key_stride);
-        const float* values = rows_of(c.v, c.dtype, head.b, head.g, j, count, c.e, w.values, value_stride);
-        backward_block(c, g, head, panel, j, count, keys, key_stride, values, value_stride,
-                       w.dk + (j - start) * c.d, w.dv + (j - start) * c.e, w);
+// One panel of queries and the keys start … stop − 1: adds to dq of its rows, to scratch.dk and to scratch.dv.
+inline void backward_panel(const AttentionCall& call, const Gradients& gradients, const HeadContext& head,
+                           int64_t first_row, int64_t start, int64_t stop, float* dq, BackwardScratch& scratch) {
+    BackwardPanel state;
+    init_panel(call, head.b, first_row, state.panel);
+    const int64_t first = std::max(start, state.panel.first_key);
+    const int64_t end = std::min(stop, state.panel.end_key);
+    if (first >= end) return;
+    load_panel(call, gradients, head, scratch, state);
+    std::memset(scratch.dq, 0, sizeof(float) * call.D * PW);
+    for (int64_t j = first; j < end; j += KEY_BLOCK) {
+        const int64_t count = std::min(KEY_BLOCK, end - j);
+        const Rows keys = float_rows_of(call.k, call.dtype, head.b, head.g, j, count, call.D, scratch.keys);
+        const Rows values = float_rows_of(call.v, call.dtype, head.b, head.g, j, count, call.E, scratch.values);
+        backward_block(call, gradients, head, state, j, count, keys, values, scratch.dk + (j - start) * call.D,
+                       scratch.dv + (j - start) * call.E, scratch);
     }
-    alignas(64) float factor[PW];
-    std::fill(factor, factor + PW, step(c));
-    from_panel<true>(w.moved, factor, panel.p.count, c.d, dq + ((head.b * c.H + head.h) * c.n + i) * c.d, c.d);
+    alignas(64) float factors[PW];
+    std::fill(factors, factors + PW, score_slope(call));
+    float* to = dq + ((head.b * call.H + head.h) * call.N + first_row) * call.D;
+    unpack_panel<true>(scratch.dq, factors, state.panel.count, call.D, to, call.D);
 }
 
 // to += factor · from, and from = 0.
-inline void flush(float* from, float* to, int64_t count, float factor) {
-    for (int64_t t = 0; t < count; t++) to[t] += factor * from[t], from[t] = 0;
+inline void flush_gradient(float* from, float* to, int64_t count, float factor) {
+    for (int64_t t = 0; t < count; t++) {
+        to[t] += factor * from[t];
+        from[t] = 0;
+    }
 }
 
-// dk and dv of keys from … to − 1 of one key head, and their part of dq of every query head that shares it.
-inline void backward_group(const Call& c, const Gradients& g, int64_t b, int64_t group, int64_t from, int64_t to,
-                           float* dq, BackwardScratch& w) {
-    const int64_t repeat = c.H / c.G;
-    for (int64_t start = from; start < to; start += KS) {
-        const int64_t keys = std::min(KS, to - start), first_key = (b * c.G + group) * c.m + start;
-        std::memset(w.dk, 0, sizeof(float) * keys * c.d);
-        std::memset(w.dv, 0, sizeof(float) * keys * c.e);
-        for (int64_t h = group * repeat; h < (group + 1) * repeat; h++) {
-            const Head& head = w.enter(c, b * c.H + h);
-            for (int64_t i = 0; i < c.n; i += QS) {
-                for (int64_t p = i; p < std::min(i + QS, c.n); p += PW)
-                    backward_panel(c, g, head, p, start, start + keys, dq, w);
-                flush(w.dk, g.k + first_key * c.d, keys * c.d, step(c));
-                flush(w.dv, g.v + first_key * c.e, keys * c.e, 1.0f);
+// The keys from … to − 1 of one key head: adds to their dk and dv, and to dq of every query head that shares the key
+// head.
+inline void backward_key_head(const AttentionCall& call, const Gradients& gradients, int64_t b, int64_t g,
+                              int64_t from, int64_t to, float* dq, BackwardScratch& scratch) {
+    const int64_t heads_per_group = call.H / call.G;
+    for (int64_t start = from; start < to; start += KEY_CHUNK) {
+        const int64_t keys = std::min(KEY_CHUNK, to - start);
+        const int64_t first_key = (b * call.G + g) * call.M + start;
+        std::memset(scratch.dk, 0, sizeof(float) * keys * call.D);
+        std::memset(scratch.dv, 0, sizeof(float) * keys * call.E);
+        for (int64_t h = g * heads_per_group; h < (g + 1) * heads_per_group; h++) {
+            const HeadContext& head = scratch.prepare_head(call, b * call.H + h);
+            for (int64_t i = 0; i < call.N; i += QUERY_CHUNK) {
+                for (int64_t row = i; row < std::min(i + QUERY_CHUNK, call.N); row += PW)
+                    backward_panel(call, gradients, head, row, start, start + keys, dq, scratch);
+                flush_gradient(scratch.dk, gradients.dk + first_key * call.D, keys * call.D, score_slope(call));
+                flush_gradient(scratch.dv, gradients.dv + first_key * call.E, keys * call.E, 1.0f);
             }
         }
     }
@@ -182,40 +227,56 @@ inline void backward_group(const Call& c, const Gradients& g, int64_t b, int64_t
 
 inline bool all_finite(const float* x, int64_t count) { return sum(zero_if_finite(x, count)) == 0; }
 
-// Into how many parts the keys of a head are cut: by the shape alone, as forward's. Biases are summed over all keys, so
-// their gradients need one task a head.
-inline int64_t parts_of_gradients(const Call& c, const Gradients& g) {
-    constexpr int64_t enough = 4;
-    const int64_t heads = c.B * c.G;
-    if (heads == 0 || heads >= enough || g.line || g.bias || !g.terms.empty()) return 1;
-    return std::clamp<int64_t>((c.m + KS - 1) / KS, 1, enough / heads);
+// The number of parts into which the keys of a head are split. It depends only on the shape, as in the forward pass.
+// Gradients of biases are sums over all keys, so they need one task per head.
+inline int64_t count_backward_splits(const AttentionCall& call, const Gradients& gradients) {
+    constexpr int64_t enough_tasks = 4;
+    const int64_t key_heads = call.B * call.G;
+    if (key_heads == 0 || key_heads >= enough_tasks) return 1;
+    if (gradients.toeplitz || gradients.bias || !gradients.terms.empty()) return 1;
+    return std::clamp<int64_t>((call.M + KEY_CHUNK - 1) / KEY_CHUNK, 1, enough_tasks / key_heads);
 }
 
-bool backward(const Call& c, const Gradients& g) {
+// Returns false if a gradient is not finite.
+bool backward(const AttentionCall& call, const Gradients& gradients) {
     std::atomic<bool> finite{true};
-    if (c.best) fill_all_best(c);
-    const int64_t panels = (c.n + PW - 1) / PW;
-    auto make = [&] { return BackwardScratch(c); };
-    run_tasks<BackwardScratch>(c.B * c.H, c.threads, make, [&](int64_t task, BackwardScratch& w) {
-        const Head head{task / c.H, task % c.H, 0};
-        for (int64_t p = 0; p < panels; p++) fill_delta(c, g, head, p * PW, w);
-    });
-    // Few key heads: parts of their keys are tasks of their own, each with a dq of its own, added in order.
-    const int64_t parts = parts_of_gradients(c, g), size = (c.m / KS + parts) / parts * KS;
-    const int64_t heads = c.B * c.G, dq_size = c.B * c.H * c.n * c.d, mine = dq_size / std::max<int64_t>(1, heads);
-    std::vector<float> others((parts - 1) * dq_size);
-    run_tasks<BackwardScratch>(heads * parts, c.threads, make, [&](int64_t task, BackwardScratch& w) {
-        const int64_t head = task / parts, part = task % parts;
-        float* dq = part == 0 ? g.q : others.data() + (part - 1) * dq_size;
-        backward_group(c, g, head / c.G, head % c.G, part * size, std::min(c.m, (part + 1) * size), dq, w);
-        if (!w.finite()) finite = false;
-    });
-    run_tasks<int>(heads, c.threads, [] { return 0; }, [&](int64_t head, int) {
-        float* dq = g.q + head * mine;
-        for (int64_t part = 1; part < parts; part++)
-            for (int64_t t = 0; t < mine; t++) dq[t] += others[(part - 1) * dq_size + head * mine + t];
-        if (!all_finite(dq, mine) || !all_finite(g.k + head * c.m * c.d, c.m * c.d) ||
-            !all_finite(g.v + head * c.m * c.e, c.m * c.e))
+    if (call.hard_max) fill_hard_max(call);
+    const int64_t panels = panels_per_head(call);
+    const auto make_scratch = [&] { return BackwardScratch(call); };
+    run_tasks<BackwardScratch>(
+        call.B * call.H, call.threads, make_scratch, [&](int64_t task, BackwardScratch& scratch) {
+            const HeadContext head{task / call.H, task % call.H, 0};
+            for (int64_t p = 0; p < panels; p++) fill_delta(call, gradients, head, p * PW, scratch);
+        });
+
+    // If there are few key heads, their keys are split into parts, and each part is a task. Each part has its own dq;
+    // these are added in order.
+    const int64_t splits = count_backward_splits(call, gradients);
+    const int64_t keys_per_split = (call.M / KEY_CHUNK + splits) / splits * KEY_CHUNK;
+    const int64_t key_heads = call.B * call.G;
+    const int64_t dq_floats = call.B * call.H * call.N * call.D;
+    const int64_t dq_floats_per_key_head = dq_floats / std::max<int64_t>(1, key_heads);
+    std::vector<float> other_dq((splits - 1) * dq_floats);
+    run_tasks<BackwardScratch>(
+        key_heads * splits, call.threads, make_scratch, [&](int64_t task, BackwardScratch& scratch) {
+            const int64_t key_head = task / splits;
+            const int64_t split = task % splits;
+            float* dq = split == 0 ? gradients.dq : other_dq.data() + (split - 1) * dq_floats;
+            const int64_t end = std::min(call.M, (split + 1) * keys_per_split);
+            backward_key_head(call, gradients, key_head / call.G, key_head % call.G, split * keys_per_split, end, dq,
+                              scratch);
+            if (!scratch.finite()) finite = false;
+        });
+    run_tasks<int>(key_heads, call.threads, [] { return 0; }, [&](int64_t key_head, int) {
+        const int64_t first = key_head * dq_floats_per_key_head;
+        float* dq = gradients.dq + first;
+        for (int64_t split = 1; split < splits; split++) {
+            const float* other = other_dq.data() + (split - 1) * dq_floats + first;
+            for (int64_t t = 0; t < dq_floats_per_key_head; t++) dq[t] += other[t];
+        }
+        if (!all_finite(dq, dq_floats_per_key_head) ||
+            !all_finite(gradients.dk + key_head * call.M * call.D, call.M * call.D) ||
+            !all_finite(gradients.dv + key_head * call.M * call.E, call.M * call.E))
             finite = false;
     });
     return finite;

@@ -1,386 +1,443 @@
-// out, and each row's largest logit and sum: online softmax over blocks of keys, a few panels of queries at a time.
+// The forward pass: online softmax over blocks of keys, for a few panels of queries at a time. Writes out, row_max and
+// row_sum, and the observables if they are requested.
 #pragma once
 
 #include <atomic>
-#include <cstdlib>
-#include <memory>
 
+#include "row_panels.h"
+#include "scratch.h"
 #include "threads.h"
-#include "watch.h"
 
 namespace regard {
 namespace REGARD_ISA_NAMESPACE {
 
-// Scratch of one thread, cut from one aligned piece of memory.
-class Scratch {
-public:
-    float* take(int64_t floats) {
-        pieces_.emplace_back(static_cast<float*>(std::aligned_alloc(64, (floats * 4 + 127) / 64 * 64)), std::free);
-        return pieces_.back().get();
-    }
-
-private:
-    std::vector<std::unique_ptr<float, void (*)(void*)>> pieces_;
+// The running softmax of one panel.
+struct OnlineSoftmax {
+    Floats max[NR];       // the largest logit of the keys processed so far
+    Floats sum[NR];       // Σ e^(logit − max) over these keys
+    Floats hard_max[NR];  // hard attention: the largest product of the row, from a separate pass
 };
 
-struct ForwardScratch : Scratch {
-    float *panels, *sums, *scores, *other, *kept, *keys, *values, *rows, *masses;
-    F odd = F{};  // 0 while every number on the way is finite, then NaN
-    bool finite() const { return sum(odd) == 0; }
-    explicit ForwardScratch(const Call& c) {
-        panels = take(PANELS * c.d * PW);
-        sums = take(PANELS * c.e * PW);
-        scores = take(BC * PW);
-        other = take(BC * PW);
-        kept = take(BC * PW);
-        keys = take(c.dtype == Dtype::f32 ? 1 : BC * c.d);
-        values = take(c.dtype == Dtype::f32 ? 1 : BC * c.e);
-        rows = take(PW * std::max(c.d, c.e));
-        masses = take(c.watch ? PANELS * 2 * c.watch->bins * PW : 1);
-        for (Slot& slot : slots_) slot.line = take(c.terms.empty() ? 1 : c.n + c.m + 2 * PW);
-    }
-    // The index-th of B·H heads. What its tiles share is computed once, and kept for as many heads as a tile can have.
-    const Head& enter(const Call& c, int64_t index) {
-        Slot* oldest = slots_;
-        for (Slot& slot : slots_) {
-            if (slot.head.b >= 0 && slot.head.b * c.H + slot.head.h == index) {
-                slot.used = ++clock_;
-                return slot.head;
-            }
-            if (slot.used < oldest->used) oldest = &slot;
-        }
-        oldest->head = Head{index / c.H, index % c.H, index % c.H / (c.H / c.G)};
-        oldest->used = ++clock_;
-        fill_line(c, oldest->head, oldest->line);
-        return oldest->head;
-    }
+// The state of one panel during the loop over the keys.
+struct PanelState {
+    HeadContext head;
+    Panel panel;
+    OnlineSoftmax softmax;
+    ObservableSums observables;
+    bool few_rows;   // so few queries that the products of few_rows.h are faster than those of a packed panel
+    float* queries;  // panel [D, PW]; with few rows [lanes, D]
+    float* outputs;  // panel [E, PW]; with few rows [lanes, E]
+    alignas(64) uint32_t row_hashes[PW];
 
-private:
-    struct Slot {
-        Head head;
-        float* line = nullptr;
-        int64_t used = 0;
-    };
-    Slot slots_[PANELS];
-    int64_t clock_ = 0;
+    int64_t lanes() const { return few_rows ? panel.count : PW; }
 };
 
-struct Running {
-    F top[NR], total[NR], best[NR];
-};
+inline int64_t panels_per_head(const AttentionCall& call) { return (call.N + PW - 1) / PW; }
 
-// One panel at work: its queries, its running softmax, and what it watches.
-struct Strip {
-    Head head;
-    Panel p;
-    Running run;
-    Watching watching;
-    bool thin;               // a few rows only: see thin.h
-    float *queries, *sums;   // panels [d, PW] and [e, PW]; of a thin strip rows [lanes, d] and [lanes, e]
-    alignas(64) uint32_t hashes[PW];
-};
-
-inline void load_best(const Call& c, const Head& head, const Panel& p, F* best) {
-    for (int x = 0; x < PW; x++) {
-        const int64_t row = (head.b * c.H + head.h) * c.n + p.i + std::min<int64_t>(x, p.count - 1);
-        best[x / W][x % W] = c.best[row];
-    }
+// The index of a lane's row in [B, H, N]. Lanes beyond the last row repeat it.
+REGARD_INLINE int64_t row_of_lane(const AttentionCall& call, const HeadContext& head, const Panel& panel, int lane) {
+    const int64_t i = panel.first_row + std::min<int64_t>(lane, panel.count - 1);
+    return (head.b * call.H + head.h) * call.N + i;
 }
 
-// The pass before hard attention: each row's largest visible product, in the very order of sums used later.
-inline void fill_best(const Call& c, const Head& head, int64_t i, ForwardScratch& w) {
-    Panel p;
-    place_panel(c, head.b, i, p);
-    int64_t stride;
-    const float* rows = rows_of(c.q, c.dtype, head.b, head.h, i, p.count, c.d, w.rows, stride);
-    to_panel(rows, stride, p.count, c.d, 1.0f, w.panels);
-    F best[NR];
-    for (int x = 0; x < NR; x++) best[x] = all(kHidden);
-    for (int64_t j = p.first; j < p.last; j += BC) {
-        const int64_t count = std::min(BC, p.last - j);
-        products(c, float_rows(c.k, c.dtype, head.b, head.g, j, count, c.d, w.keys), w.panels, 0, w.scores, count);
-        raise_best(c, head, p, j, count, w.scores, w.other, w.kept, best, w.odd);
-    }
-    for (int64_t x = 0; x < p.count; x++) c.best[(head.b * c.H + head.h) * c.n + i + x] = best[x / W][x % W];
+// --- hard attention ---
+
+inline void load_hard_max(const AttentionCall& call, const HeadContext& head, const Panel& panel, Floats* hard_max) {
+    for (int lane = 0; lane < PW; lane++)
+        hard_max[lane / W][lane % W] = call.hard_max[row_of_lane(call, head, panel, lane)];
 }
 
-inline void fill_all_best(const Call& c) {
-    const int64_t panels = (c.n + PW - 1) / PW;
+// The first pass of hard attention: finds the largest visible product of each row. The main pass tests products for
+// equality with it, so both passes must add the terms of a product in the same order.
+inline void fill_hard_max_of_panel(const AttentionCall& call, const HeadContext& head, int64_t first_row,
+                                   ForwardScratch& scratch) {
+    Panel panel;
+    init_panel(call, head.b, first_row, panel);
+    const Rows rows =
+        float_rows_of(call.q, call.dtype, head.b, head.h, first_row, panel.count, call.D, scratch.rows);
+    pack_panel(rows, panel.count, call.D, 1.0f, scratch.queries);
+    Floats hard_max[NR];
+    for (int v = 0; v < NR; v++) hard_max[v] = broadcast(kHidden);
+    for (int64_t j = panel.first_key; j < panel.end_key; j += KEY_BLOCK) {
+        const int64_t count = std::min(KEY_BLOCK, panel.end_key - j);
+        const Rows keys = float_rows_of(call.k, call.dtype, head.b, head.g, j, count, call.D, scratch.keys);
+        products(call, keys, scratch.queries, 0, scratch.scores, count);
+        update_hard_max(call, head, panel, j, count, scratch.scores, scratch.dense_bias, scratch.spare, hard_max,
+                        scratch.nonfinite);
+    }
+    for (int64_t lane = 0; lane < panel.count; lane++)
+        call.hard_max[(head.b * call.H + head.h) * call.N + first_row + lane] = hard_max[lane / W][lane % W];
+}
+
+inline void fill_hard_max(const AttentionCall& call) {
+    const int64_t panels = panels_per_head(call);
     run_tasks<ForwardScratch>(
-        c.B * c.H * panels, c.threads, [&] { return ForwardScratch(c); },
-        [&](int64_t task, ForwardScratch& w) {
-            fill_best(c, w.enter(c, task / panels), task % panels * PW, w);
+        call.B * call.H * panels, call.threads, [&] { return ForwardScratch(call); },
+        [&](int64_t task, ForwardScratch& scratch) {
+            const HeadContext& head = scratch.prepare_head(call, task / panels);
+            fill_hard_max_of_panel(call, head, task % panels * PW, scratch);
         });
 }
 
-// Queries of a strip, scaled; its softmax before any key. `sums` and `masses` are its room.
-template <bool watched>
-inline void start_strip(const Call& c, const Head& head, int64_t i, float* queries, float* sums, float* masses,
-                        ForwardScratch& w, Strip& strip) {
-    strip.head = head;
-    strip.queries = queries, strip.sums = sums;
-    Panel& p = strip.p;
-    place_panel(c, head.b, i, p);
-    // Hard attention compares products with those of another pass: one order of sums for all.
-    strip.thin = p.count <= PW / 4 && !c.best;
-    int64_t stride;
-    const float* rows = rows_of(c.q, c.dtype, head.b, head.h, p.i, p.count, c.d, w.rows, stride);
-    if (strip.thin)
-        for (int64_t x = 0; x < p.count; x++)
-            for (int64_t t = 0; t < c.d; t++) queries[x * c.d + t] = rows[x * stride + t] * query_factor(c);
-    else
-        to_panel(rows, stride, p.count, c.d, query_factor(c), queries);
-    std::memset(sums, 0, sizeof(float) * c.e * (strip.thin ? p.count : PW));
-    if (c.best) load_best(c, head, p, strip.run.best);
-    const float sink = c.sinks ? c.sinks[head.h] : kHidden;
-    for (int x = 0; x < NR; x++) {
-        strip.run.top[x] = all(sink == kHidden ? kLowest : sink);
-        strip.run.total[x] = all(sink == kHidden ? 0.0f : 1.0f);
+// --- one panel ---
+
+// Scales the queries of a panel and starts its softmax. The panel's scratch memory is `queries`, `outputs` and `bins`.
+template <bool observed>
+inline void start_panel(const AttentionCall& call, const HeadContext& head, int64_t first_row, float* queries,
+                        float* outputs, float* bins, ForwardScratch& scratch, PanelState& state) {
+    state.head = head;
+    state.queries = queries;
+    state.outputs = outputs;
+    Panel& panel = state.panel;
+    init_panel(call, head.b, first_row, panel);
+    // Not in hard attention, whose first pass uses packed panels: both passes must sum in the same order.
+    state.few_rows = panel.count <= PW / 4 && !call.hard_max;
+
+    const Rows rows =
+        float_rows_of(call.q, call.dtype, head.b, head.h, first_row, panel.count, call.D, scratch.rows);
+    if (state.few_rows) {
+        for (int64_t lane = 0; lane < panel.count; lane++)
+            for (int64_t t = 0; t < call.D; t++)
+                queries[lane * call.D + t] = rows.floats()[lane * rows.stride + t] * query_factor(call);
+    } else {
+        pack_panel(rows, panel.count, call.D, query_factor(call), queries);
     }
-    if (c.dropout > 0)
-        for (int x = 0; x < PW; x++) strip.hashes[x] = row_hash(c.seed, head.b, head.h, p.i + x);
-    if (watched) start_watching(c, p, masses, strip.watching);
+    std::memset(outputs, 0, sizeof(float) * call.E * state.lanes());
+    if (call.hard_max) load_hard_max(call, head, panel, state.softmax.hard_max);
+
+    // A sink is one more logit, without a value: the sum starts with its weight e^(sink − max) = 1.
+    const float sink = call.sinks ? call.sinks[head.h] : kHidden;
+    for (int v = 0; v < NR; v++) {
+        state.softmax.max[v] = broadcast(sink == kHidden ? kLowest : sink);
+        state.softmax.sum[v] = broadcast(sink == kHidden ? 0.0f : 1.0f);
+    }
+    if (call.dropout > 0)
+        for (int lane = 0; lane < PW; lane++)
+            state.row_hashes[lane] = row_hash(call.seed, head.b, head.h, first_row + lane);
+    if (observed) init_observables(call, panel, bins, state.observables);
 }
 
-// Everything summed so far, times each lane's factor.
-inline void fade_sums(const Call& c, const F* fade, Strip& strip) {
-    if (strip.thin) {
-        for (int64_t x = 0; x < strip.p.count; x++)
-            for (int64_t f = 0; f < c.e; f++) strip.sums[x * c.e + f] *= fade[x / W][x % W];
+// Multiplies the outputs summed so far by each lane's factor.
+inline void rescale_outputs(const AttentionCall& call, const Floats* rescale, PanelState& state) {
+    if (state.few_rows) {
+        for (int64_t lane = 0; lane < state.panel.count; lane++)
+            for (int64_t f = 0; f < call.E; f++) state.outputs[lane * call.E + f] *= rescale[lane / W][lane % W];
         return;
     }
-    for (int64_t f = 0; f < c.e; f++)
+    for (int64_t f = 0; f < call.E; f++)
 #pragma GCC unroll 4
-        for (int x = 0; x < NR; x++) {
-            float* at = strip.sums + f * PW + x * W;
-            store(at, load(at) * fade[x]);
+        for (int v = 0; v < NR; v++) {
+            float* at = state.outputs + f * PW + v * W;
+            store(at, load(at) * rescale[v]);
         }
 }
 
-// One block of keys for one strip: scores, softmax update, values.
-template <bool watched>
-REGARD_INLINE void forward_block(const Call& c, int64_t j, int64_t count, const Rows& keys, const Rows& values,
-                                 ForwardScratch& w, Strip& strip) {
-    float* s = w.scores;
-    Running& run = strip.run;
-    const Panel& p = strip.p;
-    products(c, keys, strip.queries, strip.thin ? p.count : 0, s, count);
-    if (c.best)
-        to_hard_logits(c, strip.head, p, j, count, s, w.other, w.kept, run.best, w.odd);
-    else
-        to_logits(c, strip.head, p, j, count, s, w.other, nullptr, w.odd);
-    F top[NR];
-#pragma GCC unroll 4
-    for (int x = 0; x < NR; x++) top[x] = all(kHidden);
-    for (int64_t y = 0; y < count; y++)
-#pragma GCC unroll 4
-        for (int x = 0; x < NR; x++) top[x] = larger(load(s + y * PW + x * W), top[x]);
-    if (watched) watch_logits(strip.head, j, count, s, c.best ? w.kept : s, top, strip.watching);
-    bool rose = false;
-    F fade[NR];
-#pragma GCC unroll 4
-    for (int x = 0; x < NR; x++) {
-        top[x] = larger(top[x], run.top[x]);
-        rose |= any(top[x] > run.top[x]);
-        fade[x] = exp(run.top[x] - top[x]);
+// Computes the logits of a block into scratch.scores, for soft or hard attention. Returns a block in which −inf marks
+// exactly the hidden keys: the logits, or the biases in hard attention, where the logits of many visible keys are −inf.
+REGARD_INLINE const float* block_logits(const AttentionCall& call, int64_t j, int64_t count, const Rows& keys,
+                                        ForwardScratch& scratch, const PanelState& state) {
+    const Panel& panel = state.panel;
+    float* s = scratch.scores;
+    products(call, keys, state.queries, state.few_rows ? panel.count : 0, s, count);
+    if (call.hard_max) {
+        to_hard_logits(call, state.head, panel, j, count, s, scratch.dense_bias, scratch.spare,
+                       state.softmax.hard_max, scratch.nonfinite);
+        return scratch.spare;
     }
-    if (watched && rose) fade_watching(strip.watching, run.top, top, run.total, fade);
-#pragma GCC unroll 4
-    for (int x = 0; x < NR; x++) {
-        run.total[x] *= fade[x];
-        run.top[x] = top[x];
-    }
-    if (watched) {
-        watch_weights(c, j, count, s, top, run.total, strip.watching);
-    } else {
-        F block[NR];
-#pragma GCC unroll 4
-        for (int x = 0; x < NR; x++) block[x] = F{};
-        for (int64_t y = 0; y < count; y++)
-#pragma GCC unroll 4
-            for (int x = 0; x < NR; x++) {
-                const F weight = exp(load(s + y * PW + x * W) - top[x]);
-                block[x] += weight;
-                store(s + y * PW + x * W, weight);
-            }
-#pragma GCC unroll 4
-        for (int x = 0; x < NR; x++) run.total[x] += block[x];
-    }
-    if (rose) fade_sums(c, fade, strip);
-    if (c.dropout > 0) {
-        drop(c, strip.hashes, j, count, s, w.kept);
-        s = w.kept;
-    }
-    if (strip.thin)
-        thin_mix(values, s, p.count, strip.sums, count, c.e);
-    else
-        mix(values.floats(), values.stride, s, strip.sums, count, c.e);
+    to_logits(call, state.head, panel, j, count, s, scratch.dense_bias, nullptr, scratch.nonfinite);
+    return s;
 }
 
-// Keys start … stop − 1 for all strips of a tile: they have one key head, and share its blocks while these are in cache.
-template <bool watched>
-inline void forward_keys(const Call& c, int64_t start, int64_t stop, int used, ForwardScratch& w, Strip* strips) {
-    int64_t first = stop, last = start;
-    for (int u = 0; u < used; u++) {
-        const Panel& p = strips[u].p;
-        if (p.first < p.last) first = std::min(first, p.first), last = std::max(last, p.last);
-    }
-    first = std::max(first, start), last = std::min(last, stop);
-    const Head& head = strips[0].head;
-    const bool as_it_is = used == 1 && strips[0].thin;  // nobody shares a converted block
-    for (int64_t j = first; j < last; j += BC) {
-        const int64_t count = std::min(BC, last - j);
-        const Rows keys = as_it_is ? Rows{at(c.k, c.dtype, head.b, head.g, j), c.k.i, c.dtype}
-                                   : float_rows(c.k, c.dtype, head.b, head.g, j, count, c.d, w.keys);
-        const Rows values = as_it_is ? Rows{at(c.v, c.dtype, head.b, head.g, j), c.v.i, c.dtype}
-                                     : float_rows(c.v, c.dtype, head.b, head.g, j, count, c.e, w.values);
-        for (int u = 0; u < used; u++) {
-            const Panel& p = strips[u].p;
-            const int64_t from = std::max(j, p.first), to = std::min(j + count, p.last);
-            if (from < to)
-                forward_block<watched>(c, from, to - from, keys.from(from - j), values.from(from - j), w, strips[u]);
+// The largest of `count` logits per lane.
+REGARD_INLINE void max_of_block(const float* s, int64_t count, Floats* block_max) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; v++) block_max[v] = broadcast(kHidden);
+    for (int64_t key = 0; key < count; key++)
+#pragma GCC unroll 4
+        for (int v = 0; v < NR; v++) block_max[v] = max(load(s + key * PW + v * W), block_max[v]);
+}
+
+// Replaces each logit by its weight exp(logit − row_max), in place, and adds the weights to `row_sum`.
+REGARD_INLINE void weigh_block(float* s, int64_t count, const Floats* row_max, Floats* row_sum) {
+    Floats block_sum[NR];
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; v++) block_sum[v] = Floats{};
+    for (int64_t key = 0; key < count; key++)
+#pragma GCC unroll 4
+        for (int v = 0; v < NR; v++) {
+            const Floats weight = exp(load(s + key * PW + v * W) - row_max[v]);
+            block_sum[v] += weight;
+            store(s + key * PW + v * W, weight);
         }
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; v++) row_sum[v] += block_sum[v];
+}
+
+// One block of keys for one panel: scores, update of the softmax, weighted sum of values.
+template <bool observed>
+REGARD_INLINE void forward_block(const AttentionCall& call, int64_t j, int64_t count, const Rows& keys,
+                                 const Rows& values, ForwardScratch& scratch, PanelState& state) {
+    float* s = scratch.scores;
+    OnlineSoftmax& softmax = state.softmax;
+    const float* hidden = block_logits(call, j, count, keys, scratch, state);
+    Floats row_max[NR];
+    max_of_block(s, count, row_max);
+    if (observed) observe_logits(state.head, j, count, s, hidden, row_max, state.observables);
+
+    bool max_rose = false;
+    Floats rescale[NR];
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; v++) {
+        row_max[v] = max(row_max[v], softmax.max[v]);
+        max_rose |= any(row_max[v] > softmax.max[v]);
+        rescale[v] = exp(softmax.max[v] - row_max[v]);
+    }
+    if (observed && max_rose)
+        rescale_observables(state.observables, softmax.max, row_max, softmax.sum, rescale);
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; v++) {
+        softmax.sum[v] *= rescale[v];
+        softmax.max[v] = row_max[v];
+    }
+    if (observed)
+        observe_weights(call, j, count, s, row_max, softmax.sum, state.observables);
+    else
+        weigh_block(s, count, row_max, softmax.sum);
+    if (max_rose) rescale_outputs(call, rescale, state);
+
+    if (call.dropout > 0) {
+        apply_dropout(call, state.row_hashes, j, count, s, scratch.spare);
+        s = scratch.spare;
+    }
+    if (state.few_rows)
+        few_rows_weighted_sum(values, s, state.panel.count, state.outputs, count, call.E);
+    else
+        weighted_sum(values.floats(), values.stride, s, state.outputs, count, call.E);
+}
+
+// Adds the sums of `b` to those of `a`. Both are states of the same panel, for two parts of its keys. The keys of b
+// come after those of a.
+template <bool observed>
+inline void merge_panels(const AttentionCall& call, PanelState& a, PanelState& b) {
+    Floats row_max[NR];
+    Floats a_rescale[NR];
+    Floats b_rescale[NR];
+    for (int v = 0; v < NR; v++) {
+        row_max[v] = max(a.softmax.max[v], b.softmax.max[v]);
+        a_rescale[v] = exp(a.softmax.max[v] - row_max[v]);
+        b_rescale[v] = exp(b.softmax.max[v] - row_max[v]);
+    }
+    if (observed)
+        merge_observables(call, row_max, a.softmax.max, a.softmax.sum, a_rescale, a.observables, b.softmax.max,
+                          b.softmax.sum, b_rescale, b.observables);
+    rescale_outputs(call, a_rescale, a);
+    rescale_outputs(call, b_rescale, b);
+    for (int64_t t = 0; t < call.E * a.lanes(); t++) a.outputs[t] += b.outputs[t];
+    for (int v = 0; v < NR; v++) {
+        a.softmax.sum[v] = a.softmax.sum[v] * a_rescale[v] + b.softmax.sum[v] * b_rescale[v];
+        a.softmax.max[v] = row_max[v];
     }
 }
 
-// Joins what two parts of the keys gave one strip; `b`'s keys come after `a`'s.
-template <bool watched>
-inline void join_strips(const Call& c, Strip& a, Strip& b) {
-    F top[NR], a_fade[NR], b_fade[NR];
-    for (int x = 0; x < NR; x++) {
-        top[x] = larger(a.run.top[x], b.run.top[x]);
-        a_fade[x] = exp(a.run.top[x] - top[x]);
-        b_fade[x] = exp(b.run.top[x] - top[x]);
-    }
-    if (watched)
-        join_watching(c, top, a.run.top, a.run.total, a_fade, a.watching, b.run.top, b.run.total, b_fade, b.watching);
-    fade_sums(c, a_fade, a);
-    fade_sums(c, b_fade, b);
-    for (int64_t t = 0; t < c.e * (a.thin ? a.p.count : PW); t++) a.sums[t] += b.sums[t];
-    for (int x = 0; x < NR; x++) {
-        a.run.total[x] = a.run.total[x] * a_fade[x] + b.run.total[x] * b_fade[x];
-        a.run.top[x] = top[x];
-    }
-}
+// Divides the outputs by the sums, and writes the rows of out, row_max, row_sum and the observables.
+template <bool observed>
+inline void finish_panel(const AttentionCall& call, ForwardScratch& scratch, PanelState& state) {
+    const Panel& panel = state.panel;
+    const HeadContext& head = state.head;
+    OnlineSoftmax& softmax = state.softmax;
+    if (call.hard_max)  // a row that sees a NaN is NaN
+        for (int v = 0; v < NR; v++)
+            softmax.sum[v] = select(is_nan(softmax.hard_max[v]), softmax.hard_max[v], softmax.sum[v]);
+    if (observed) finish_observables(call, head, panel, softmax.max, softmax.sum, state.observables);
 
-// Divides by the totals and writes rows, highs, totals and row values.
-template <bool watched>
-inline void finish_strip(const Call& c, ForwardScratch& w, Strip& strip) {
-    const Panel& p = strip.p;
-    const Head& head = strip.head;
-    Running& run = strip.run;
-    if (c.best)  // a row that sees a NaN is NaN
-        for (int x = 0; x < NR; x++) run.total[x] = select(is_nan(run.best[x]), run.best[x], run.total[x]);
-    if (watched) finish_watching(c, head, p, run.top, run.total, strip.watching);
     alignas(64) float inverse[PW];
-    for (int x = 0; x < PW; x++) {
-        const float total = run.total[x / W][x % W];
-        inverse[x] = total == 0 ? 0.0f : 1 / total;
-        if (x >= p.count) continue;
-        if (c.high) {
-            const int64_t row = (head.b * c.H + head.h) * c.n + p.i + x;
-            c.high[row] = total == 0 ? kHidden : run.top[x / W][x % W];
-            c.total[row] = total;
+    for (int lane = 0; lane < PW; lane++) {
+        const float sum = softmax.sum[lane / W][lane % W];
+        inverse[lane] = sum == 0 ? 0.0f : 1 / sum;
+        if (lane >= panel.count) continue;
+        if (call.row_max) {
+            const int64_t row = row_of_lane(call, head, panel, lane);
+            call.row_max[row] = sum == 0 ? kHidden : softmax.max[lane / W][lane % W];
+            call.row_sum[row] = sum;
         }
-        w.odd[0] += total * 0.0f;
+        scratch.nonfinite[0] += sum * 0.0f;
     }
-    w.odd += zero_if_finite(strip.sums, c.e * (strip.thin ? p.count : PW));
-    char* out = const_cast<char*>(at(c.out, c.dtype, head.b, head.h, p.i));
-    const bool direct = c.dtype == Dtype::f32;
-    float* rows = direct ? reinterpret_cast<float*>(out) : w.rows;
-    const int64_t stride = direct ? c.out.i : c.e;
-    if (strip.thin)
-        for (int64_t x = 0; x < p.count; x++)
-            for (int64_t f = 0; f < c.e; f++) rows[x * stride + f] = strip.sums[x * c.e + f] * inverse[x];
-    else
-        from_panel<false>(strip.sums, inverse, p.count, c.e, rows, stride);
-    if (!direct)
-        for (int64_t x = 0; x < p.count; x++) narrow(rows + x * c.e, out + x * c.out.i * 2, c.dtype, c.e);
+    scratch.nonfinite += zero_if_finite(state.outputs, call.E * state.lanes());
+
+    // float32 rows are written directly to `out`; half-precision rows are computed in scratch memory and converted.
+    char* out = const_cast<char*>(address_of_row(call.out, call.dtype, head.b, head.h, panel.first_row));
+    const bool in_place = call.dtype == Dtype::float32;
+    float* rows = in_place ? reinterpret_cast<float*>(out) : scratch.rows;
+    const int64_t stride = in_place ? call.out.row_stride : call.E;
+    if (state.few_rows) {
+        for (int64_t lane = 0; lane < panel.count; lane++)
+            for (int64_t f = 0; f < call.E; f++)
+                rows[lane * stride + f] = state.outputs[lane * call.E + f] * inverse[lane];
+    } else {
+        unpack_panel<false>(state.outputs, inverse, panel.count, call.E, rows, stride);
+    }
+    if (!in_place)
+        for (int64_t lane = 0; lane < panel.count; lane++)
+            from_float32(rows + lane * call.E, out + lane * call.out.row_stride * 2, call.dtype, call.E);
 }
 
-// How a call is cut into tiles: panels of all query heads that share a key head, PANELS of them at a time.
-struct Tiling {
-    int64_t per_head, per_group, tiles;
-    explicit Tiling(const Call& c)
-        : per_head((c.n + PW - 1) / PW), per_group(c.H / c.G * per_head), tiles((per_group + PANELS - 1) / PANELS) {}
+// --- tiles ---
 
-    // Starts the strips of a tile of a key head; returns how many there are.
-    template <bool watched>
-    int start(const Call& c, int64_t group, int64_t tile, float* sums, float* masses, ForwardScratch& w,
-              Strip* strips) const {
-        int used = 0;
-        for (; used < PANELS && tile * PANELS + used < per_group; used++) {
-            const int64_t panel = tile * PANELS + used, head = group * (c.H / c.G) + panel / per_head;
-            start_strip<watched>(c, w.enter(c, head), panel % per_head * PW, w.panels + used * c.d * PW,
-                                 sums + used * c.e * PW, watched ? masses + used * 2 * c.watch->bins * PW : nullptr, w,
-                                 strips[used]);
+// Processes the keys `start` ≤ j < `stop` for all panels of a tile. All panels have the same key head, so they use each
+// block of keys while it is in cache.
+template <bool observed>
+inline void forward_keys(const AttentionCall& call, int64_t start, int64_t stop, int panels, ForwardScratch& scratch,
+                         PanelState* states) {
+    int64_t first = stop;
+    int64_t end = start;
+    for (int p = 0; p < panels; p++) {
+        const Panel& panel = states[p].panel;
+        if (panel.first_key >= panel.end_key) continue;
+        first = std::min(first, panel.first_key);
+        end = std::max(end, panel.end_key);
+    }
+    first = std::max(first, start);
+    end = std::min(end, stop);
+
+    const HeadContext& head = states[0].head;
+    // few_rows.h reads any dtype. A conversion to float32 pays only if several panels use the converted block.
+    const bool in_own_dtype = panels == 1 && states[0].few_rows;
+    for (int64_t j = first; j < end; j += KEY_BLOCK) {
+        const int64_t count = std::min(KEY_BLOCK, end - j);
+        Rows keys = rows_of(call.k, call.dtype, head.b, head.g, j);
+        Rows values = rows_of(call.v, call.dtype, head.b, head.g, j);
+        if (!in_own_dtype) {
+            keys = float_rows_of(call.k, call.dtype, head.b, head.g, j, count, call.D, scratch.keys);
+            values = float_rows_of(call.v, call.dtype, head.b, head.g, j, count, call.E, scratch.values);
         }
-        return used;
+        for (int p = 0; p < panels; p++) {
+            const int64_t from = std::max(j, states[p].panel.first_key);
+            const int64_t to = std::min(j + count, states[p].panel.end_key);
+            if (from < to)
+                forward_block<observed>(call, from, to - from, keys.from(from - j), values.from(from - j), scratch,
+                                        states[p]);
+        }
+    }
+}
+
+// How a call is divided into tiles. The panels of all query heads that share a key head are numbered in one sequence,
+// and each tile takes PANELS_PER_TILE of them.
+struct Tiling {
+    int64_t panels_per_query_head;
+    int64_t panels_per_key_head;
+    int64_t tiles_per_key_head;
+    int64_t tiles;
+
+    explicit Tiling(const AttentionCall& call) {
+        panels_per_query_head = panels_per_head(call);
+        panels_per_key_head = call.H / call.G * panels_per_query_head;
+        tiles_per_key_head = (panels_per_key_head + PANELS_PER_TILE - 1) / PANELS_PER_TILE;
+        tiles = call.B * call.G * tiles_per_key_head;
+    }
+
+    int panels_in_tile(int64_t tile) const {
+        return static_cast<int>(std::min<int64_t>(PANELS_PER_TILE, panels_per_key_head - tile * PANELS_PER_TILE));
+    }
+
+    // Starts the panels of one tile of one key head and returns how many there are.
+    template <bool observed>
+    int start(const AttentionCall& call, int64_t key_head, int64_t tile, float* outputs, float* bins,
+              ForwardScratch& scratch, PanelState* states) const {
+        const int panels = panels_in_tile(tile);
+        for (int p = 0; p < panels; p++) {
+            const int64_t panel = tile * PANELS_PER_TILE + p;
+            const int64_t query_head = key_head * (call.H / call.G) + panel / panels_per_query_head;
+            const int64_t first_row = panel % panels_per_query_head * PW;
+            start_panel<observed>(call, scratch.prepare_head(call, query_head), first_row,
+                                  scratch.queries + p * call.D * PW, outputs + p * call.E * PW,
+                                  bins + p * bin_floats(call), scratch, states[p]);
+        }
+        return panels;
     }
 };
 
-template <bool watched>
-inline bool forward_tiles(const Call& c) {
-    const Tiling tiling(c);
+template <bool observed>
+inline bool forward_tiles(const AttentionCall& call) {
+    const Tiling tiling(call);
+    const int64_t per_key_head = tiling.tiles_per_key_head;
     std::atomic<bool> finite{true};
     run_tasks<ForwardScratch>(
-        c.B * c.G * tiling.tiles, c.threads, [&] { return ForwardScratch(c); },
-        [&](int64_t task, ForwardScratch& w) {
-            const int64_t tile = tiling.tiles - 1 - task % tiling.tiles;  // under a causal mask the long ones come first
-            Strip strips[PANELS];
-            const int used = tiling.start<watched>(c, task / tiling.tiles, tile, w.sums, w.masses, w, strips);
-            forward_keys<watched>(c, 0, c.m, used, w, strips);
-            for (int u = 0; u < used; u++) finish_strip<watched>(c, w, strips[u]);
-            if (!w.finite()) finite = false;
+        tiling.tiles, call.threads, [&] { return ForwardScratch(call); },
+        [&](int64_t task, ForwardScratch& scratch) {
+            // The last tiles come first: under a causal mask they have the most keys.
+            const int64_t tile = per_key_head - 1 - task % per_key_head;
+            PanelState states[PANELS_PER_TILE];
+            const int panels =
+                tiling.start<observed>(call, task / per_key_head, tile, scratch.outputs, scratch.bins, scratch, states);
+            forward_keys<observed>(call, 0, call.M, panels, scratch, states);
+            for (int p = 0; p < panels; p++) finish_panel<observed>(call, scratch, states[p]);
+            if (!scratch.finite()) finite = false;
         });
     return finite;
 }
 
-// Few tiles and many keys (decoding): parts of the keys are tasks of their own, then joined in order.
-template <bool watched>
-inline bool forward_parts(const Call& c, int64_t parts) {
-    const Tiling tiling(c);
-    const int64_t tasks = c.B * c.G * tiling.tiles * parts, size = (c.m / BC + parts) / parts * BC;
-    const int64_t sums = PANELS * c.e * PW, masses = watched ? PANELS * 2 * c.watch->bins * PW : 0;
-    std::vector<Strip> strips(tasks * PANELS);
-    std::vector<float> room(tasks * (sums + masses));
+// The forward pass for few tiles and many keys, as in decoding: the keys are split into parts, each part is a task, and
+// the results of the parts are merged in order.
+template <bool observed>
+inline bool forward_split_keys(const AttentionCall& call, int64_t splits) {
+    const Tiling tiling(call);
+    const int64_t tasks = tiling.tiles * splits;
+    const int64_t keys_per_split = (call.M / KEY_BLOCK + splits) / splits * KEY_BLOCK;  // whole blocks
+    const int64_t output_floats = PANELS_PER_TILE * call.E * PW;
+    const int64_t task_floats = output_floats + PANELS_PER_TILE * bin_floats(call);
+    std::vector<PanelState> states(tasks * PANELS_PER_TILE);
+    std::vector<float> buffers(tasks * task_floats);
     std::atomic<bool> finite{true};
-    auto make = [&] { return ForwardScratch(c); };
-    run_tasks<ForwardScratch>(tasks, c.threads, make, [&](int64_t task, ForwardScratch& w) {
-        const int64_t whole = task / parts, part = task % parts;
-        float* mine = room.data() + task * (sums + masses);
-        Strip* at = strips.data() + task * PANELS;
-        const int used = tiling.start<watched>(c, whole / tiling.tiles, whole % tiling.tiles, mine, mine + sums, w, at);
-        if (part > 0)  // the first part has the sink
-            for (int u = 0; u < used; u++)
-                for (int x = 0; x < NR; x++) at[u].run.top[x] = all(kLowest), at[u].run.total[x] = F{};
-        forward_keys<watched>(c, part * size, std::min(c.m, (part + 1) * size), used, w, at);
-        if (!w.finite()) finite = false;
+    const auto make_scratch = [&] { return ForwardScratch(call); };
+
+    run_tasks<ForwardScratch>(tasks, call.threads, make_scratch, [&](int64_t task, ForwardScratch& scratch) {
+        const int64_t tile = task / splits;
+        const int64_t split = task % splits;
+        float* outputs = buffers.data() + task * task_floats;
+        PanelState* task_states = states.data() + task * PANELS_PER_TILE;
+        const int panels =
+            tiling.start<observed>(call, tile / tiling.tiles_per_key_head, tile % tiling.tiles_per_key_head, outputs,
+                                   outputs + output_floats, scratch, task_states);
+        if (split > 0)  // only the first part may start with the weight of the sink
+            for (int p = 0; p < panels; p++)
+                for (int v = 0; v < NR; v++) {
+                    task_states[p].softmax.max[v] = broadcast(kLowest);
+                    task_states[p].softmax.sum[v] = Floats{};
+                }
+        const int64_t end = std::min(call.M, (split + 1) * keys_per_split);
+        forward_keys<observed>(call, split * keys_per_split, end, panels, scratch, task_states);
+        if (!scratch.finite()) finite = false;
     });
-    run_tasks<ForwardScratch>(tasks / parts, c.threads, make, [&](int64_t whole, ForwardScratch& w) {
-        for (int u = 0; u < PANELS && whole % tiling.tiles * PANELS + u < tiling.per_group; u++) {
-            Strip& all_keys = strips[whole * parts * PANELS + u];
-            for (int64_t part = 1; part < parts; part++)
-                join_strips<watched>(c, all_keys, strips[(whole * parts + part) * PANELS + u]);
-            finish_strip<watched>(c, w, all_keys);
+    run_tasks<ForwardScratch>(tiling.tiles, call.threads, make_scratch, [&](int64_t tile, ForwardScratch& scratch) {
+        const int panels = tiling.panels_in_tile(tile % tiling.tiles_per_key_head);
+        for (int p = 0; p < panels; p++) {
+            PanelState& merged = states[tile * splits * PANELS_PER_TILE + p];
+            for (int64_t split = 1; split < splits; split++)
+                merge_panels<observed>(call, merged, states[(tile * splits + split) * PANELS_PER_TILE + p]);
+            finish_panel<observed>(call, scratch, merged);
         }
-        if (!w.finite()) finite = false;
+        if (!scratch.finite()) finite = false;
     });
     return finite;
 }
 
-// Into how many parts the keys are cut: by the shape alone, never by the threads, so that these change no bit.
-inline int64_t parts_of_keys(const Call& c) {
-    constexpr int64_t enough = 8, least = 1024;  // tasks that keep a few threads busy; keys that are worth a task
-    const int64_t tasks = c.B * c.G * Tiling(c).tiles;
-    return tasks == 0 || tasks >= enough ? 1 : std::max<int64_t>(1, std::min(enough / tasks, c.m / least));
+// The number of parts into which the keys are split. It depends only on the shape, so that results are bit-identical
+// for every number of threads.
+inline int64_t count_key_splits(const AttentionCall& call) {
+    constexpr int64_t enough_tasks = 8;  // enough to keep a few threads busy
+    constexpr int64_t min_keys_per_task = 1024;
+    const int64_t tiles = Tiling(call).tiles;
+    if (tiles == 0 || tiles >= enough_tasks) return 1;
+    return std::max<int64_t>(1, std::min(enough_tasks / tiles, call.M / min_keys_per_task));
 }
 
-bool forward(const Call& c) {
-    if (c.best) fill_all_best(c);
-    const int64_t parts = parts_of_keys(c);
-    if (parts > 1) return c.watch ? forward_parts<true>(c, parts) : forward_parts<false>(c, parts);
-    return c.watch ? forward_tiles<true>(c) : forward_tiles<false>(c);
+// Returns false if a result is not finite.
+bool forward(const AttentionCall& call) {
+    if (call.hard_max) fill_hard_max(call);
+    const int64_t splits = count_key_splits(call);
+    if (splits > 1)
+        return call.observables ? forward_split_keys<true>(call, splits) : forward_split_keys<false>(call, splits);
+    return call.observables ? forward_tiles<true>(call) : forward_tiles<false>(call);
 }
 
 }  // namespace REGARD_ISA_NAMESPACE

@@ -1,4 +1,4 @@
-// Vectors of the instruction set this file is compiled for, in the compiler's own vector types: one source for all.
+// SIMD vectors, as vector types of the compiler: the same source is compiled for every instruction set.
 #pragma once
 
 #include <cmath>
@@ -13,9 +13,11 @@
 namespace regard {
 namespace REGARD_ISA_NAMESPACE {
 
+// A vector has W floats, called lanes. NR vectors form a panel with one query per lane: a panel has PW = NR·W queries.
+// MR keys (or features) are computed at once, so that MR·NR sums and NR operands fill the registers.
 #if defined(__AVX512F__)
-constexpr int W = 16;   // floats in a vector
-constexpr int NR = 4;   // vectors in a panel of queries
+constexpr int W = 16;
+constexpr int NR = 4;
 #elif defined(__AVX2__)
 constexpr int W = 8;
 constexpr int NR = 2;
@@ -23,26 +25,31 @@ constexpr int NR = 2;
 constexpr int W = 4;
 constexpr int NR = 2;
 #endif
-constexpr int MR = 6;        // keys (or features) in a register block: MR·NR sums and NR operands fill the registers
-constexpr int PW = NR * W;   // queries in a panel
+constexpr int MR = 6;
+constexpr int PW = NR * W;
 
-typedef float F __attribute__((vector_size(W * 4)));
-typedef int32_t I __attribute__((vector_size(W * 4)));
-typedef uint32_t U __attribute__((vector_size(W * 4)));
-typedef float Fu __attribute__((vector_size(W * 4), aligned(4), may_alias));
-typedef int32_t Iu __attribute__((vector_size(W * 4), aligned(4), may_alias));
+typedef float Floats __attribute__((vector_size(W * 4)));
+typedef int32_t Ints __attribute__((vector_size(W * 4)));
+typedef uint32_t UInts __attribute__((vector_size(W * 4)));
+typedef float UnalignedFloats __attribute__((vector_size(W * 4), aligned(4), may_alias));
+typedef int32_t UnalignedInts __attribute__((vector_size(W * 4), aligned(4), may_alias));
 
 #define REGARD_INLINE static inline __attribute__((always_inline))
+// For loops that are slower inside a large function, where registers are scarce: decoding loses 5% without it.
+#define REGARD_NOINLINE __attribute__((noinline))
 
-REGARD_INLINE F load(const float* p) { return *reinterpret_cast<const Fu*>(p); }
-REGARD_INLINE void store(float* p, F x) { *reinterpret_cast<Fu*>(p) = x; }
-REGARD_INLINE I load(const int32_t* p) { return *reinterpret_cast<const Iu*>(p); }
-REGARD_INLINE F all(float x) { return x - F{}; }  // x + 0 is not x for −0, and would cost an addition
-REGARD_INLINE I all(int32_t x) { return I{} + x; }
-REGARD_INLINE F select(I yes, F a, F b) { return yes ? a : b; }
+REGARD_INLINE Floats load(const float* p) { return *reinterpret_cast<const UnalignedFloats*>(p); }
+REGARD_INLINE void store(float* p, Floats x) { *reinterpret_cast<UnalignedFloats*>(p) = x; }
+REGARD_INLINE Ints load(const int32_t* p) { return *reinterpret_cast<const UnalignedInts*>(p); }
 
-// a where a > b, else b: a NaN in a is dropped, as hardware does.
-REGARD_INLINE F larger(F a, F b) {
+// x in every lane. The compiler removes a subtraction of 0, because x − 0 is always x. It cannot remove an addition of
+// 0, because −0 + 0 is 0.
+REGARD_INLINE Floats broadcast(float x) { return x - Floats{}; }
+REGARD_INLINE Ints broadcast(int32_t x) { return Ints{} + x; }
+REGARD_INLINE Floats select(Ints condition, Floats a, Floats b) { return condition ? a : b; }
+
+// a where a > b, else b, like the instruction of the hardware: a NaN in a is dropped, and a NaN in b stays.
+REGARD_INLINE Floats max(Floats a, Floats b) {
 #if defined(__AVX512F__)
     return _mm512_max_ps(a, b);
 #elif defined(__AVX2__)
@@ -52,39 +59,40 @@ REGARD_INLINE F larger(F a, F b) {
 #endif
 }
 
-REGARD_INLINE bool any(I x) {
+REGARD_INLINE bool any(Ints condition) {
 #if defined(__AVX512F__)
-    return _mm512_movepi32_mask(reinterpret_cast<__m512i>(x)) != 0;
+    return _mm512_movepi32_mask(reinterpret_cast<__m512i>(condition)) != 0;
 #elif defined(__AVX2__)
-    return _mm256_movemask_ps(reinterpret_cast<__m256>(x)) != 0;
+    return _mm256_movemask_ps(reinterpret_cast<__m256>(condition)) != 0;
 #else
-    return (x[0] | x[1] | x[2] | x[3]) != 0;
+    return (condition[0] | condition[1] | condition[2] | condition[3]) != 0;
 #endif
 }
 
-REGARD_INLINE I is_nan(F x) { return x != x; }
+REGARD_INLINE Ints is_nan(Floats x) { return x != x; }
 
-// x, but no less than −127·ln 2, where e^x is 0 already; a NaN stays.
-REGARD_INLINE F limited(F x) { return larger(all(-88.029692f), x); }
+// x, but at least −127·ln 2, where exp_clamped(x) is already 0. A NaN stays.
+REGARD_INLINE Floats clamp_for_exp(Floats x) { return max(broadcast(-88.029692f), x); }
 
-// e^x for x <= 88 that is limited: 2^n·e^f with n = round(x/ln 2) and e^f of degree 5 on [-ln 2/2, ln 2/2]; relative
-// error 2e-7 near 0 and 5e-7 at the far end, where weights vanish; 0 below 2^-126, NaN stays NaN.
-REGARD_INLINE F exp_of_limited(F x) {
-    // Adding 1.5·2^23 rounds to a whole number in the low bits; 127 more, and these bits are the exponent of 2^n.
-    const F shift = all(12582912.0f + 127.0f);
-    const F t = x * all(1.44269504f) + shift;
-    const F f = x - (t - shift) * all(0.693147181f);
-    F p = all(8.290314755e-03f) * f + all(4.189793013e-02f);
-    p = p * f + all(1.666763620e-01f);
-    p = p * f + all(4.999914952e-01f);
-    p = p * f + all(9.999997072e-01f);
-    p = p * f + all(1.0f);
-    return p * reinterpret_cast<F>(reinterpret_cast<U>(t) << 23);
+// e^x for −127·ln 2 ≤ x ≤ 88: 2^n·e^f with n = round(x/ln 2) and a polynomial of degree 5 for e^f, |f| ≤ ln 2/2. The
+// relative error is 2e-7 near 0 and 5e-7 at the lower end, where weights vanish. 0 below 2^-126, NaN stays NaN.
+REGARD_INLINE Floats exp_clamped(Floats x) {
+    // Adding 1.5·2^23 rounds to a whole number in the low bits. With 127 more these bits are the exponent of 2^n.
+    const Floats shift = broadcast(12582912.0f + 127.0f);
+    const Floats t = x * broadcast(1.44269504f) + shift;
+    const Floats f = x - (t - shift) * broadcast(0.693147181f);
+    Floats p = broadcast(8.290314755e-03f) * f + broadcast(4.189793013e-02f);
+    p = p * f + broadcast(1.666763620e-01f);
+    p = p * f + broadcast(4.999914952e-01f);
+    p = p * f + broadcast(9.999997072e-01f);
+    p = p * f + broadcast(1.0f);
+    return p * reinterpret_cast<Floats>(reinterpret_cast<UInts>(t) << 23);
 }
 
-REGARD_INLINE F exp(F x) { return exp_of_limited(limited(x)); }
+REGARD_INLINE Floats exp(Floats x) { return exp_clamped(clamp_for_exp(x)); }
 
-REGARD_INLINE float sum(F x) {
+// The sum of all lanes.
+REGARD_INLINE float sum(Floats x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps(x);
 #elif defined(__AVX2__)
@@ -96,61 +104,64 @@ REGARD_INLINE float sum(F x) {
 #endif
 }
 
-// 0 in every lane while all of x is finite, else NaN somewhere. Four sums, so that none waits for the one before.
-REGARD_INLINE F zero_if_finite(const float* x, int64_t count) {
-    F zeros[4] = {};
+// 0 in every lane if all elements of x are finite, else NaN in some lane. With four sums, an addition does not have to
+// wait for the previous one.
+REGARD_INLINE Floats zero_if_finite(const float* x, int64_t count) {
+    Floats zeros[4] = {};
     int64_t t = 0;
     for (; t + 4 * W <= count; t += 4 * W)
 #pragma GCC unroll 4
-        for (int y = 0; y < 4; y++) zeros[y] += load(x + t + y * W) * 0.0f;
+        for (int s = 0; s < 4; s++) zeros[s] += load(x + t + s * W) * 0.0f;
     for (; t + W <= count; t += W) zeros[0] += load(x + t) * 0.0f;
     for (; t < count; t++) zeros[0][0] += x[t] * 0.0f;
     return (zeros[0] + zeros[1]) + (zeros[2] + zeros[3]);
 }
 
 REGARD_INLINE float dot_product(const float* a, const float* b, int64_t count) {
-    F sums[2] = {};
+    Floats sums[2] = {};
     int64_t t = 0;
-    for (; t + 2 * W <= count; t += 2 * W)
-        sums[0] += load(a + t) * load(b + t), sums[1] += load(a + t + W) * load(b + t + W);
+    for (; t + 2 * W <= count; t += 2 * W) {
+        sums[0] += load(a + t) * load(b + t);
+        sums[1] += load(a + t + W) * load(b + t + W);
+    }
     for (; t + W <= count; t += W) sums[0] += load(a + t) * load(b + t);
     float rest = 0;
     for (; t < count; t++) rest += a[t] * b[t];
     return sum(sums[0] + sums[1]) + rest;
 }
 
-// tanh x: a rational approximation on [-7.9, 7.9], beyond which float32 rounds to ±1; error about 2 roundings.
-REGARD_INLINE F tanh(F x) {
-    const F limit = all(7.90531110763549805f);
+// tanh x: a rational approximation on [-7.9, 7.9], beyond which float32 rounds to ±1. The error is about 2 roundings.
+REGARD_INLINE Floats tanh(Floats x) {
+    const Floats limit = broadcast(7.90531110763549805f);
     x = select(x > limit, limit, select(x < -limit, -limit, x));
-    const F s = x * x;
-    F p = all(-2.76076847742355e-16f) * s + all(2.00018790482477e-13f);
-    p = p * s + all(-8.60467152213735e-11f);
-    p = p * s + all(5.12229709037114e-08f);
-    p = p * s + all(1.48572235717979e-05f);
-    p = p * s + all(6.37261928875436e-04f);
-    p = p * s + all(4.89352455891786e-03f);
-    F q = all(1.19825839466702e-06f) * s + all(1.18534705686654e-04f);
-    q = q * s + all(2.26843463243900e-03f);
-    q = q * s + all(4.89352518554385e-03f);
+    const Floats s = x * x;
+    Floats p = broadcast(-2.76076847742355e-16f) * s + broadcast(2.00018790482477e-13f);
+    p = p * s + broadcast(-8.60467152213735e-11f);
+    p = p * s + broadcast(5.12229709037114e-08f);
+    p = p * s + broadcast(1.48572235717979e-05f);
+    p = p * s + broadcast(6.37261928875436e-04f);
+    p = p * s + broadcast(4.89352455891786e-03f);
+    Floats q = broadcast(1.19825839466702e-06f) * s + broadcast(1.18534705686654e-04f);
+    q = q * s + broadcast(2.26843463243900e-03f);
+    q = q * s + broadcast(4.89352518554385e-03f);
     return x * p / q;
 }
 
-// Transposes W vectors of W floats: log2 W rounds that swap off-diagonal blocks of half the size each time.
-template <int step, int... lane>
-REGARD_INLINE void swap_blocks(F& a, F& b, std::integer_sequence<int, lane...>) {
-    const F top = __builtin_shufflevector(a, b, ((lane & step) ? W + lane - step : lane)...);
-    const F low = __builtin_shufflevector(a, b, ((lane & step) ? W + lane : lane + step)...);
-    a = top;
-    b = low;
+template <int size, int... lane>
+REGARD_INLINE void swap_blocks(Floats& a, Floats& b, std::integer_sequence<int, lane...>) {
+    const Floats upper = __builtin_shufflevector(a, b, ((lane & size) ? W + lane - size : lane)...);
+    const Floats lower = __builtin_shufflevector(a, b, ((lane & size) ? W + lane : lane + size)...);
+    a = upper;
+    b = lower;
 }
 
-template <int step = W / 2>
-REGARD_INLINE void transpose(F (&r)[W]) {
+// Transposes W vectors of W floats: log2 W rounds, each of which swaps off-diagonal blocks of half the size.
+template <int size = W / 2>
+REGARD_INLINE void transpose(Floats (&rows)[W]) {
 #pragma GCC unroll 16
-    for (int i = 0; i < W; i++)
-        if (!(i & step)) swap_blocks<step>(r[i], r[i + step], std::make_integer_sequence<int, W>());
-    if constexpr (step > 1) transpose<step / 2>(r);
+    for (int r = 0; r < W; r++)
+        if (!(r & size)) swap_blocks<size>(rows[r], rows[r + size], std::make_integer_sequence<int, W>());
+    if constexpr (size > 1) transpose<size / 2>(rows);
 }
 
 }  // namespace REGARD_ISA_NAMESPACE

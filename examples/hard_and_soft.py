@@ -1,4 +1,4 @@
-"""From averaging to argmax: one number, the inverse temperature, takes attention from soft to hard.
+"""From averaging to argmax: the inverse temperature turns soft attention into hard attention.
 
 python examples/hard_and_soft.py
 """
@@ -18,9 +18,10 @@ def main() -> None:
 
     print("scale β   entropy   largest weight   distance to hard attention")
     for beta in (0, 0.25, 1, 4, 16, 64, math.inf):  # 0.25 is the usual 1/√d here
-        out, seen = regard.attention(q, k, v, scale=beta, observe=regard.Observe())
-        away = (out - hard).abs().max()
-        print(f"{beta:<9g} {seen.mean('entropy').item():7.3f}   {seen.mean('peak').item():14.3f}   {away:.1e}")
+        out, observation = regard.attention(q, k, v, scale=beta, observe=regard.Observe())
+        entropy = observation.mean("entropy").item()
+        peak = observation.mean("peak").item()
+        print(f"{beta:<9g} {entropy:7.3f}   {peak:14.3f}   {(out - hard).abs().max():.1e}")
     print(f"\nβ = 0 averages all keys: its entropy is ln 64 = {math.log(64):.3f}")
 
 

@@ -1,4 +1,4 @@
-"""Find the heads that look up what followed before, and show that a model needs them.
+"""Find the induction heads of a model, and show that the model needs them.
 
 python examples/induction_heads.py [FOLDER]
 """
@@ -7,24 +7,23 @@ import sys
 
 import torch
 
+from regard.interp import ablate, atlas
 from regard.models import bundled, load
-from regard.watching import ablate
-from regard.watching.heads import atlas
 
 
 def main(folder: str) -> None:
     model = load(folder)
-    found = atlas(model, tokens=192, block=32)
-    heads = found.top("induction", 2)  # scored on random tokens that repeat, where nothing else can help
+    scores = atlas(model, tokens=192, block=32)
+    heads = scores.top("induction", 2)  # measured on repeated random tokens, which only induction can predict
     print("strongest induction heads:", ", ".join(f"{path} head {head}" for path, head in heads))
 
-    # Random tokens, said twice: the second half can be known only by looking back.
-    g = torch.Generator().manual_seed(0)
-    block = torch.randint(model.config["vocab_size"], (4, 64), generator=g)
+    # Random tokens, repeated once: the second half can be predicted only from the first.
+    generator = torch.Generator().manual_seed(0)
+    block = torch.randint(model.config["vocab_size"], (4, 64), generator=generator)
     twice = torch.cat([block, block], 1)
-    print("without them:         ", ablate(model, heads, by="mean").change(twice))
-    others = [(path, head) for path, head in found.top("spread", 4) if (path, head) not in heads][:2]
-    print("without two others:   ", ablate(model, others, by="mean").change(twice))
+    print("without them:         ", ablate(model, heads, by="mean").loss_change(twice))
+    others = [(path, head) for path, head in scores.top("spread", 4) if (path, head) not in heads][:2]
+    print("without two others:   ", ablate(model, others, by="mean").loss_change(twice))
 
 
 if __name__ == "__main__":

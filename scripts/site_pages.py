@@ -1,8 +1,12 @@
-"""For mkdocs: texts that stand outside of docs/ as pages of the site, links that lead where they lead in the
-repository, and a package's names where a page says ``::: regard.masks``.
+"""Hooks of mkdocs: pages from files outside of docs/, links between them, and the public names of a package.
 
-A page is written for those who read it in the repository. In the site a link to a file that is no page becomes the
-file's path. In a table the repository's view wants \\| in code, and this one |.
+Pages are written for readers of the repository, and three things must change for the site:
+
+- A link to a page outside of docs/, such as README.md, leads to its page in the site.
+- A link to a file that is not a page becomes the file's path as text.
+- In tables, code has ``\\|`` in the repository's view, and ``|`` in the site.
+
+A line ``::: regard.masks`` becomes the documentation of every public name of that package.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
-BESIDE = {
+# Files outside of docs/, and their pages.
+OUTSIDE_PAGES = {
     "README.md": "index.md",
     "examples/README.md": "examples.md",
     "ARCHITECTURE.md": "architecture.md",
@@ -32,75 +37,110 @@ PACKAGE = re.compile(r"^::: (?P<package>regard[\w.]*)$(?!\n )", re.MULTILINE)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    config.theme.static_templates.clear()  # pages for a server: where none was found, and a list of all
+    """Leave out the pages that only a web server needs: 404.html and the site map."""
+    config.theme.static_templates.clear()
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    for name, page in BESIDE.items():
+    """Add the pages outside of docs/."""
+    for name, page in OUTSIDE_PAGES.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / name)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    uri = page.file.src_uri
-    here = next((name for name, made in BESIDE.items() if made == uri), f"docs/{uri}")
-    pieces = CODE.split(markdown)  # every other one is code
-    told = (plain(piece) if code % 2 else moved(piece, here, uri) for code, piece in enumerate(pieces))
-    return PACKAGE.sub(lambda found: listed(found["package"]), "".join(told))
+    """Rewrite the text of one page for the site."""
+    page_path = page.file.src_uri
+    source_path = f"docs/{page_path}"
+    for outside_path, outside_page in OUTSIDE_PAGES.items():
+        if outside_page == page_path:
+            source_path = outside_path
+
+    # A split at a group gives text and code in turns; links are in the text only.
+    parts = CODE.split(markdown)
+    for index, part in enumerate(parts):
+        if index % 2 == 0:
+            parts[index] = rewrite_links(part, source_path, page_path)
+        elif not part.startswith("```"):
+            parts[index] = part.replace("\\|", "|")
+    return PACKAGE.sub(lambda match: package_reference(match["package"]), "".join(parts))
 
 
-def moved(text: str, here: str, page: str) -> str:
-    """Links as they are in the repository's file ``here``, turned to those of the site's ``page``."""
+def rewrite_links(text: str, source_path: str, page_path: str) -> str:
+    """Turn the links of the repository's file ``source_path`` into links of the site's page ``page_path``."""
 
-    def turned(link: re.Match[str]) -> str:
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(here), link["target"]))
-        inside = BESIDE.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
-        if ":" in link["target"] or not (ROOT / path).exists() or (inside is None and link.re is TAG):
-            return link[0]  # elsewhere, or nowhere: mkdocs says so, or tests/test_site.py
-        if inside is None:
-            return f"`{path}`" if path.endswith(link["text"]) else f"{link['text']} (`{path}`)"
-        target, anchor = os.path.relpath(inside, os.path.dirname(page) or "."), link["anchor"] or ""
-        if link.re is TAG:  # mkdocs leaves tags as they are
-            return f'{link["name"]}"{re.sub("[.]md$", ".html", target)}{anchor}"'
+    def rewrite(link: re.Match[str]) -> str:
+        is_tag = link.re is TAG
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source_path), link["target"]))
+        if ":" in link["target"] or not (ROOT / path).exists():
+            return link[0]  # another site, or a dead link, which mkdocs or tests/test_site.py reports
+        site_path = OUTSIDE_PAGES.get(path)
+        if site_path is None and path.startswith("docs/"):
+            site_path = path.removeprefix("docs/")
+
+        # Files that are not pages are not part of the site, so the text names them instead.
+        if site_path is None and is_tag:
+            return link[0]
+        if site_path is None and path.endswith(link["text"]):
+            return f"`{path}`"
+        if site_path is None:
+            return f"{link['text']} (`{path}`)"
+
+        target = os.path.relpath(site_path, os.path.dirname(page_path) or ".")
+        anchor = link["anchor"] or ""
+        if is_tag:  # mkdocs does not rewrite the links of HTML tags
+            target = re.sub("[.]md$", ".html", target)
+            return f'{link["name"]}"{target}{anchor}"'
         return f"[{link['text']}]({target}{anchor})"
 
-    return TAG.sub(turned, LINK.sub(turned, text))
+    return TAG.sub(rewrite, LINK.sub(rewrite, text))
 
 
-def plain(code: str) -> str:
-    return code if code.startswith("```") else code.replace("\\|", "|")
+def package_reference(package: str) -> str:
+    """The docstring of a package, and every name of its ``__all__`` from the module that defines it.
 
-
-def listed(package: str) -> str:
-    """A package's docstring and all of ``__all__``, each from the module that defines it: a function that is named as
-    its module (``regard.models.load``) could not be found otherwise. What another page has is linked there.
+    A name that has its own page, or that another page documents, becomes a link to that page.
     """
-    tree, names = read(f"{package.replace('.', '/')}/__init__.py")
-    imported = [(x.module, name) for x in tree.body if isinstance(x, ast.ImportFrom) for name in x.names]
-    defined = {name.asname or name.name: f"{module}.{name.name}" for module, name in imported}
+    tree, public_names = read_module(f"{package.replace('.', '/')}/__init__.py")
+    defined_at = {}
+    # Also the imports for type checkers: some packages import their names only at first use.
+    for statement in ast.walk(tree):
+        if isinstance(statement, ast.ImportFrom):
+            for alias in statement.names:
+                defined_at[alias.asname or alias.name] = f"{statement.module}.{alias.name}"
     pages = {f"regard.{page.stem}": page.name for page in (ROOT / "docs" / "api").glob("*.md")}
-    lines, elsewhere = [f"::: {package}", "    options: { members: false }", ""], []
-    for name in names:
-        path = defined[name]
-        owner = path if path in pages else path.rpartition(".")[0]
+
+    lines = [f"::: {package}", "    options: { members: false }", ""]
+    links = []
+    for name in public_names:
+        path = defined_at[name]
+        owner = path.rpartition(".")[0]
+        if path in pages and path != package:
+            links.append(f"[`{name}`]({pages[path]})")
+            continue
         if owner in pages and owner != package:
-            elsewhere.append(f"[`{name}`]({pages[owner]}" + ("" if path == owner else f"#{owner}.{name}") + ")")
+            links.append(f"[`{name}`]({pages[owner]}#{owner}.{name})")
             continue
         options = f"heading: {name}, toc_label: {name}, show_root_heading: true, show_root_toc_entry: true"
         module = f"{path.replace('.', '/')}.py"
-        if (ROOT / "src" / module).exists() and path == f"{package}.{name}":
-            options += f", members: {read(module)[1]}"
+        if not (ROOT / "src" / module).exists():
+            module = f"{path.replace('.', '/')}/__init__.py"
+        if path == f"{package}.{name}" and (ROOT / "src" / module).exists():
+            options += f", members: {read_module(module)[1]}"
         else:
+            # The anchor of the public name: mkdocstrings only makes one for the module that defines it.
             lines += [f'<a id="{package}.{name}"></a>', ""]
         lines += [f"::: {path}", f"    options: {{ {options} }}", ""]
-    if elsewhere:
-        lines += ["## On pages of their own", "", " · ".join(elsewhere), ""]
+    if links:
+        lines += ["## On pages of their own", "", " · ".join(links), ""]
     return "\n".join(lines)
 
 
-def read(module: str) -> tuple[ast.Module, list[str]]:
-    """A module's source, and its ``__all__``."""
+def read_module(module: str) -> tuple[ast.Module, list[str]]:
+    """The syntax tree of a module, and its ``__all__``."""
     tree = ast.parse((ROOT / "src" / module).read_text(encoding="utf-8"))
-    names = (x.value for x in tree.body if isinstance(x, ast.Assign) and getattr(x.targets[0], "id", "") == "__all__")
-    return tree, ast.literal_eval(next(names))
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "__all__":
+            return tree, ast.literal_eval(statement.value)
+    raise ValueError(f"{module} has no __all__")

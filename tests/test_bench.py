@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import command
+from support.commands import command
 
 from regard import bench
-from regard.bench import models, operator, peers, watching
-from regard.bench.page import page
-from regard.bench.race import Call, same, tensors
-from regard.bench.results import Results, read
+from regard.bench import _model_cases as models
+from regard.bench import _observation_cases as watching
+from regard.bench import _operator_cases as operator
+from regard.bench import _peers as peers
+from regard.bench._race import Call, assert_same, random_qkv
+from regard.bench._results import Results, read_results, results_page
 from regard.cli.bench import WIDTH, _figures
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -29,7 +31,7 @@ def toy(wrong: float = 0.0, group: str = "operator", name: str = "a toy") -> ben
 
     def make() -> Mapping[str, Call]:
         x = torch.ones(3)
-        same(x, x + wrong)
+        assert_same(x, x + wrong)
         return {"regard": lambda: x + wrong, "SDPA": lambda: x, "transformers": lambda: x}
 
     return bench.Case(group, name, make, memory=True)
@@ -62,7 +64,7 @@ def test_a_case_gives_times_ratios_and_bytes():
 
 def test_a_unit_divides_the_time():
     whole = bench.run(toy(), 0)
-    part = bench.run(bench.Case("models", "tokens", toy().make, unit=1000), 0)
+    part = bench.run(bench.Case("models", "tokens", toy().make, units_per_call=1000), 0)
     assert part.best["regard"] < whole.best["regard"]
 
 
@@ -71,18 +73,18 @@ def test_what_differs_is_not_timed():
         bench.run(toy(wrong=1.0))
 
 
-@pytest.mark.parametrize("make", [watching._model, models._reads], ids=["watching", "models"])
+@pytest.mark.parametrize("make", [watching._model, models._long_prompt], ids=["watching", "models"])
 def test_what_needs_transformers_says_so(make, monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else real(name))
-    with pytest.raises(bench.Missing, match="transformers is not installed"):
+    with pytest.raises(bench.MissingPeer, match="transformers is not installed"):
         make()
 
 
 def test_peers_that_are_not_there_are_none(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("CXX", "no-such-compiler")
-    q, k, v = tensors(1, 2, 3, 4)
+    q, k, v = random_qkv(1, 2, 3, 4)
     assert peers.openvino(q, k, v, False) is None
     assert peers.onnxruntime(q, k, v, False) is None
     assert peers.flex(q, k, v, True) is None
@@ -118,7 +120,7 @@ def test_figures_come_back_from_their_file(tmp_path):
     results = Results()
     results.add(bench.run(toy(), 0))
     results.save(tmp_path / "a.json")
-    again = read(tmp_path / "a.json")
+    again = read_results(tmp_path / "a.json")
     assert (again.conditions, again.date) == (results.conditions, results.date)
     again.save(tmp_path / "b.json")
     assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
@@ -138,20 +140,20 @@ NO_FIGURES = '{"group": "operator", "name": "a toy", "best": {}, "median": {}, "
 def test_other_files_are_refused(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ValueError, match=r"a\.json is not a file that regard bench --out wrote"):
-        read(tmp_path / "a.json")
+        read_results(tmp_path / "a.json")
 
 
 def test_the_page_says_what_was_measured_and_what_was_not(tmp_path):
     results = Results({"CPU": "a CPU", "openvino": "not installed"}, "2026-01-31")
     results.add(bench.run(toy(group="watching"), 0))
-    text = page(results)
+    text = results_page(results)
     assert "## Watching" in text and "## Models" not in text
     assert "2026-01-31: CPU a CPU. Not installed, so not raced: openvino." in text
     assert "| case | ours, ms | SDPA | transformers | spread |" in text and "| a toy | 0 MB |" in text
 
 
 def test_the_page_of_the_documents_is_the_one_that_its_figures_give():
-    assert (DOCS / "benchmarks.md").read_text(encoding="utf-8") == page(read(DOCS / "benchmarks.json"))
+    assert (DOCS / "benchmarks.md").read_text(encoding="utf-8") == results_page(read_results(DOCS / "benchmarks.json"))
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -172,7 +174,7 @@ def test_the_command_races_keeps_and_goes_on(tmp_path, monkeypatch, capsys):
 
 def test_the_command_tells_of_differences_and_of_what_is_missing(monkeypatch, capsys):
     def missing() -> Mapping[str, Call]:
-        raise bench.Missing("transformers is not installed")
+        raise bench.MissingPeer("transformers is not installed")
 
     given = [bench.Case("operator", "not here", missing), toy(wrong=1.0), toy(name="another")]
     monkeypatch.setattr("regard.cli.bench.cases", lambda words: given)
@@ -211,8 +213,8 @@ def test_where_nothing_can_be_written_nothing_is_raced(option, tmp_path, monkeyp
     [
         (["dance"], "no case is called 'dance'"),
         (["--seconds", "-1"], "--seconds"),
-        (["--list", "--page", "x.md"], "--list races nothing"),
-        (["--list", "--json"], "--list races nothing"),
+        (["--list", "--page", "x.md"], "--list runs no case"),
+        (["--list", "--json"], "--list runs no case"),
         (["--seconds", "nan"], "--seconds"),
     ],
 )
@@ -233,26 +235,26 @@ def test_another_that_does_not_run_is_left_out(monkeypatch, capsys):
         raise RuntimeError("no compiler\nhere")
 
     x = torch.ones(3)
-    make = lambda: operator._compared({"regard": lambda: x, "SDPA": lambda: x, "FlexAttention": broken})  # noqa: E731
+    make = lambda: operator._keep_equal({"regard": lambda: x, "SDPA": lambda: x, "FlexAttention": broken})  # noqa: E731
     monkeypatch.setattr("regard.cli.bench.cases", lambda words: [bench.Case("operator", "a toy", make)])
     code, out, _ = command(monkeypatch, capsys, "bench", "--seconds", "0")
     assert code == 0 and "FlexAttention is left out: no compiler" in " ".join(out.split())
     with pytest.raises(RuntimeError, match="no compiler"):  # ours is never left out
-        operator._compared({"regard": broken})
+        operator._keep_equal({"regard": broken})
 
 
 @pytest.mark.parametrize(("median", "said"), [(2.1, False), (4.0, True)])
 def test_noise_is_told(median, said):
-    measured = bench.Measured("operator", "a toy", {"regard": 2.0, "SDPA": 3.0}, {"regard": median, "SDPA": 3.0}, 9)
+    measured = bench.Measurement("operator", "a toy", {"regard": 2.0, "SDPA": 3.0}, {"regard": median, "SDPA": 3.0}, 9)
     assert ("noisy: median +100%" in _figures(toy(), measured, 80).plain) == said
 
 
 def test_what_is_asked_of_the_kernel_is_told_where_it_can_be_met(monkeypatch, capsys):
-    monkeypatch.setattr("regard.cli.bench.cases", lambda words: [replace(toy(), wanted=1.5)])
+    monkeypatch.setattr("regard.cli.bench.cases", lambda words: [replace(toy(), target=1.5)])
     for kernel in ("avx2", "avx512bf16"):
-        monkeypatch.setattr("regard.bench.results.conditions", lambda kernel=kernel: {"kernel": kernel})
+        monkeypatch.setattr("regard.bench._results.conditions", lambda kernel=kernel: {"kernel": kernel})
         _, out, _ = command(monkeypatch, capsys, "bench", "--seconds", "0")
-        assert ("wanted: SDPA 1.5 ×" in out) == (kernel == "avx512bf16")
+        assert ("target: SDPA 1.5 ×" in out) == (kernel == "avx512bf16")
 
 
 def test_names_can_be_listed(monkeypatch, capsys):

@@ -9,28 +9,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import budgets
 import pytest
 import sympy
 import torch
-from budgets import Pair, alone, plain_attention, vectors
-from checkpoints import make
 from hypothesis import given
 from hypothesis import strategies as st
+from support import budgets
+from support.budgets import Pair, alone, plain_attention, vectors
+from support.checkpoints import make
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from regard import Causal, Window
-from regard.budget import configs, flops, spec
-from regard.budget.attending import visible
-from regard.budget.model import Lengths, Model, Placed
-from regard.budget.symbols import LETTERS
-from regard.config import Config
+from regard._config_json import Config
+from regard.budget import _flops as flops
+from regard.budget import _hf_configs as configs
+from regard.budget import _models_from_sizes as spec
+from regard.budget._attention_parts import visible_pairs
+from regard.budget._model import Lengths, Model, PlacedPart
+from regard.budget._symbols import SYMBOLS
 from regard.nn import Decoder, EncoderDecoder
-
-LETTER = {str(letter): letter for letter in LETTERS}
 
 
 def counted(call: Callable[[], Tensor]) -> tuple[int, int]:
@@ -85,7 +85,7 @@ def test_torch_s_attention(seed: int) -> None:
     part = spec.attention(d, heads, qkv_bias=True)
     assert counted(lambda: own(x, x, x, need_weights=False)[0]) == predicted(alone(part), Lengths(b, n))
     cross = nn.MultiheadAttention(d, heads, kdim=context, vdim=context, batch_first=True)
-    placed = Placed("cross", spec.attention(d, heads, d_context=context, qkv_bias=True), keys="m")
+    placed = PlacedPart("cross", spec.attention(d, heads, d_context=context, qkv_bias=True), keys="m")
     assert counted(lambda: cross(x, c, c, need_weights=False)[0]) == predicted(alone(placed), Lengths(b, n, m))
 
 
@@ -128,8 +128,8 @@ T5 = {"d_model": 24, "d_kv": 7, "num_heads": 3, "num_layers": 2, "num_decoder_la
 )
 def test_transformers_models(kind: str, entries: dict[str, Any], field: str) -> None:
     theirs = make(kind, entries | {"attn_implementation": "eager"})
-    model = configs.read(Config({**theirs.config.to_dict(), "architectures": [kind]}))
-    b, n, m = 2, 13 if model.tokens is None else int(model.tokens), 7
+    model = configs.model_from_config(Config({**theirs.config.to_dict(), "architectures": [kind]}))
+    b, n, m = 2, 13 if model.fixed_tokens is None else int(model.fixed_tokens), 7
     given: dict[str, Tensor] = {"input_ids": torch.randint(0, 61, (b, m if model.kind == "encoder-decoder" else n))}
     if model.kind == "encoder-decoder":
         given["decoder_input_ids"] = torch.randint(0, 61, (b, n))
@@ -153,21 +153,21 @@ LENGTH = st.integers(1, 40)
 
 @given(n=LENGTH, m=LENGTH, window=st.none() | st.integers(1, 45))
 def test_visible_pairs(n: int, m: int, window: int | None) -> None:
-    assert visible(n, m, False, None) == brute(n, m, False, None)
+    assert visible_pairs(n, m, False, None) == brute(n, m, False, None)
     mask = Causal() if window is None else Causal() & Window(window - 1)
-    assert visible(n, m, True, window) == brute(n, m, True, window) == int(mask.dense(n, m).sum())
+    assert visible_pairs(n, m, True, window) == brute(n, m, True, window) == int(mask.dense(n, m).sum())
 
 
 def test_a_window_without_causality_is_refused() -> None:
     for call in (partial(spec.attention, 6, 3), partial(spec.encoder, 6, 3, 2)):
-        with pytest.raises(ValueError, match="window=3 counts keys up to the query's own"):
+        with pytest.raises(ValueError, match="window=3"):
             call(window=3)
 
 
 @given(n=LENGTH, m=LENGTH, window=st.none() | st.integers(1, 45))
 def test_visible_pairs_in_letters(n: int, m: int, window: int | None) -> None:
-    rows, keys = LETTER["n"], LETTER["m"]
-    formula = visible(rows, keys, True, window)
+    rows, keys = SYMBOLS["n"], SYMBOLS["m"]
+    formula = visible_pairs(rows, keys, True, window)
     assert formula.subs({rows: n, keys: m}) == brute(n, m, True, window)
 
 
@@ -176,19 +176,19 @@ def test_needed_is_what_the_mask_leaves(n: int, m: int, window: int | None, rng:
     """Scores and values on visible pairs alone, 2·(D_hid + D_o) a pair and head; projections in full."""
     heads, d_key, d_value = 3, rng.choice(budgets.PRIMES), rng.choice(budgets.PRIMES)
     part = spec.attention(7, heads, d_key=d_key, d_value=d_value, causal=True, window=window)
-    model, lengths = alone(Placed("attention", part, keys="m")), Lengths(2, n, m)
+    model, lengths = alone(PlacedPart("attention", part, keys="m")), Lengths(2, n, m)
     pairs = 2 * heads * 2 * (d_key + d_value)
-    assert flops.needed(model, lengths) == flops.forward(model, lengths) - pairs * (n * m - brute(n, m, True, window))
-    groups = flops.by_group(model, lengths, exploited=True)
+    assert flops.unmasked(model, lengths) == flops.forward(model, lengths) - pairs * (n * m - brute(n, m, True, window))
+    groups = flops.by_group(model, lengths, skip_masked=True)
     assert groups.get("attention", 0) == pairs * brute(n, m, True, window)
-    assert sum(groups.values()) == flops.needed(model, lengths)
+    assert sum(groups.values()) == flops.unmasked(model, lengths)
     assert sum(flops.by_group(model, lengths).values()) == flops.forward(model, lengths)
 
 
 def test_needed_is_whole_where_nothing_is_hidden() -> None:
     for seed in range(20):
         pair = budgets.stack(random.Random(seed), "encoder")
-        assert flops.needed(pair.model, pair.lengths) == flops.forward(pair.model, pair.lengths)
+        assert flops.unmasked(pair.model, pair.lengths) == flops.forward(pair.model, pair.lengths)
 
 
 # Decoding
@@ -208,8 +208,8 @@ def test_all_steps_together_cost_what_the_mask_leaves_of_one_pass(window: int | 
     for seed in range(20):
         model, b = drawn_decoder(seed, window=window)
         n = random.Random(seed).choice(budgets.PRIMES)
-        steps = [flops.needed(model, Lengths(b, 1, cached=t)) for t in range(n)]
-        assert sum(steps) == flops.needed(model, Lengths(b, n))
+        steps = [flops.unmasked(model, Lengths(b, 1, cached=t)) for t in range(n)]
+        assert sum(steps) == flops.unmasked(model, Lengths(b, n))
         if window is None:
             assert steps == [flops.decode(model, b, t) for t in range(n)]
 
@@ -218,9 +218,9 @@ def test_a_step_is_the_last_row_of_a_pass() -> None:
     """Without a window: ``decode(t) = needed(t + 1) − needed(t)``, which grows by ``4·B·L·N_h·D_hid`` a token."""
     for seed in range(20):
         model, b = drawn_decoder(seed)
-        (part,) = {part for _, part in model.attentions}
+        (part,) = {part for _, part in model.attention_parts}
         for t in range(1, 12):
-            whole, before = (flops.needed(model, Lengths(b, n)) for n in (t + 1, t))
+            whole, before = (flops.unmasked(model, Lengths(b, n)) for n in (t + 1, t))
             assert flops.decode(model, b, t) == whole - before
             grown = 4 * b * model.layers * part.heads * part.d_key
             assert flops.decode(model, b, t) - flops.decode(model, b, t - 1) == grown
@@ -232,10 +232,10 @@ def test_steps_with_a_source_leave_out_what_was_read_before() -> None:
         pair = budgets.stack(random.Random(seed), "encoder_decoder")
         b, n, m = pair.lengths.batch, int(pair.lengths.n), int(pair.lengths.m or 0)
         encoder = flops.forward(Model("Encoder", "encoder", 1, pair.model.stacks[:1]), pair.lengths)
-        crossing = [(p.times, part) for p, part in pair.model.attentions if part.d_context is not None]
+        crossing = [(p.repeats, part) for p, part in pair.model.attention_parts if part.d_context is not None]
         read = sum(t * 2 * b * m * a.d_context * a.kv_heads * (a.d_key + a.d_value) for t, a in crossing)  # type: ignore[operator]
         steps = sum(flops.decode(pair.model, b, t, m) for t in range(n))
-        assert steps == flops.needed(pair.model, pair.lengths) - encoder - read
+        assert steps == flops.unmasked(pair.model, pair.lengths) - encoder - read
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -271,8 +271,8 @@ def test_recomputation_is_the_blocks_forward_pass() -> None:
 
 def test_crossover() -> None:
     assert flops.crossover(spec.encoder(512, 8, 6)) == 3072
-    d, hidden = LETTER["D"], LETTER["D_ff"]
-    heads, layers = LETTER["N_h"], LETTER["L"]
+    d, hidden = SYMBOLS["D"], SYMBOLS["D_ff"]
+    heads, layers = SYMBOLS["N_h"], SYMBOLS["L"]
     assert sympy.expand(flops.crossover(spec.encoder(d, heads, layers)) - 6 * d) == 0
     assert sympy.expand(flops.crossover(spec.encoder(d, heads, layers, hidden=hidden)) - 2 * d - hidden) == 0
 

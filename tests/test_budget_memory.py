@@ -8,26 +8,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import budgets
 import pytest
 import sympy
 import torch
-from budgets import plain_attention
+from support import budgets
+from support.budgets import plain_attention
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from regard import Rotary
-from regard.budget import configs, memory, spec
-from regard.budget.allocations import allocated
-from regard.budget.memory import BYTES, Memory
-from regard.budget.model import Lengths, Model
-from regard.budget.symbols import LETTERS, whole
-from regard.config import Config
+from regard._config_json import Config
+from regard.budget import _hf_configs as configs
+from regard.budget import _memory as memory
+from regard.budget import _models_from_sizes as spec
+from regard.budget._allocation_profiler import measure_allocations
+from regard.budget._memory import BYTES, Memory
+from regard.budget._model import Lengths, Model
+from regard.budget._symbols import SYMBOLS, to_int
 from regard.kernels import native
 from regard.nn import Decoder, Encoder, EncoderDecoder, VisionTransformer
 
-LETTER = {str(letter): letter for letter in LETTERS}
 WORDS = 200
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 # Attention takes the tile size of use, not the tests' tiny one: tiles are allocated too.
@@ -60,7 +61,7 @@ class Case:
         return Case(self.module.to(DTYPES[dtype]), self.model, self.lengths, inputs)
 
     def memory(self, *, plain: bool = False, **how: Any) -> Memory:
-        return memory.memory(self.model.plain() if plain else self.model, self.lengths, **how)
+        return memory.count_memory(self.model.with_plain_attention() if plain else self.model, self.lengths, **how)
 
 
 def words(*lengths: int, batch: int) -> tuple[Tensor, ...]:
@@ -83,7 +84,7 @@ def eye(n: int, d: int, layers: int, batch: int) -> Case:
     side = 4 * int(n**0.5)
     model = spec.vision_transformer((side, side), (4, 4), 10, d, 4, layers)
     module = VisionTransformer(side, 4, 10, d, 4, layers, head="linear")
-    return Case(module, model, Lengths(batch, int(model.tokens)), (torch.randn(batch, 3, side, side),))  # type: ignore[arg-type]
+    return Case(module, model, Lengths(batch, int(model.fixed_tokens)), (torch.randn(batch, 3, side, side),))  # type: ignore[arg-type]
 
 
 LLAMA = {"gated": True, "norm": "rms", "position": "rotary", "kv_heads": 2, "bias": False, "tied": False}
@@ -102,16 +103,16 @@ def peak_of(case: Case, training: bool) -> int:
     # The first call also fills tables that stay (a Rotary's angles).
     case.run(training)
     case.module.zero_grad(set_to_none=True)
-    most, _ = allocated(lambda: case.run(training))
+    most, _ = measure_allocations(lambda: case.run(training))
     case.module.zero_grad(set_to_none=True)
     return most
 
 
-def kept_by(case: Case) -> int:
+def saved_by_part(case: Case) -> int:
     """Bytes that a forward pass leaves behind, its result not counted."""
     case.module(*case.inputs)
     results: list[Tensor] = []
-    _, left = allocated(lambda: results.append(case.module(*case.inputs)))
+    _, left = measure_allocations(lambda: results.append(case.module(*case.inputs)))
     return left - results[0].numel() * results[0].element_size()
 
 
@@ -170,7 +171,10 @@ def test_tiled_attention_is_linear_in_n_and_plain_is_not(n: int) -> None:
         peaks = [float(case.memory(training=training).peak) for case in (small, large)]
         assert peaks[1] < 2.01 * peaks[0]
         assert peak_of(large, training) < 2.1 * peak_of(small, training)
-    assert large.memory(plain=True, training=True).matrices == 4 * small.memory(plain=True, training=True).matrices
+    assert (
+        large.memory(plain=True, training=True).attention_weights
+        == 4 * small.memory(plain=True, training=True).attention_weights
+    )
 
 
 # What a forward pass keeps
@@ -183,7 +187,7 @@ def test_tiled_attention_is_linear_in_n_and_plain_is_not(n: int) -> None:
 def test_activations(kind: str, dtype: str, plain: bool) -> None:
     case = CASES[kind](256, 128, 3, 2).to(dtype)
     with plain_attention(case.module) if plain else nullcontext():
-        found = kept_by(case)
+        found = saved_by_part(case)
     predicted = float(case.memory(plain=plain, training=True, dtype=dtype).activations)
     assert predicted == pytest.approx(found, rel=0.03)
 
@@ -194,7 +198,7 @@ def test_activations_with_dropout(kind: Any) -> None:
     module = kind(128, 4, 3, vocab=WORDS, dropout=0.1).train()
     build = spec.encoder if kind is Encoder else spec.decoder
     case = Case(module, build(128, 4, 3, vocab=WORDS, dropout=True), Lengths(2, 256), words(256, batch=2))
-    assert float(case.memory(training=True).activations) == pytest.approx(kept_by(case), rel=0.03)
+    assert float(case.memory(training=True).activations) == pytest.approx(saved_by_part(case), rel=0.03)
 
 
 @measured
@@ -202,27 +206,30 @@ def test_activations_with_dropout(kind: Any) -> None:
 def test_recomputation_keeps_a_block_s_input_alone(kind: str) -> None:
     case = CASES[kind](256, 128, 5, 2)
     predicted = case.memory(training=True)
-    assert predicted.recomputed < predicted.activations / 4
-    assert predicted.recomputed_peak is not None and predicted.recomputed_peak < predicted.peak
+    assert predicted.checkpointed_activations < predicted.activations / 4
+    assert predicted.checkpointed_peak is not None and predicted.checkpointed_peak < predicted.peak
     for block in case.module.blocks:  # type: ignore[union-attr]
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    assert float(predicted.recomputed) == pytest.approx(kept_by(case), rel=0.05)
-    assert float(predicted.recomputed_peak) == pytest.approx(peak_of(case, True), rel=0.15)
+    assert float(predicted.checkpointed_activations) == pytest.approx(saved_by_part(case), rel=0.05)
+    assert float(predicted.checkpointed_peak) == pytest.approx(peak_of(case, True), rel=0.15)
 
 
 def test_plain_attention_keeps_its_weights_and_nothing_else_grows_with_their_number() -> None:
-    b, n, heads, layers = LETTER["B"], LETTER["n"], LETTER["N_h"], LETTER["L"]
-    model = spec.decoder(LETTER["D"], heads, layers, vocab=LETTER["V"])
-    tiled, plain = (sympy.Poly(sympy.expand(memory.kept(each, Lengths(b, n))), n) for each in (model, model.plain()))
+    b, n, heads, layers = SYMBOLS["B"], SYMBOLS["n"], SYMBOLS["N_h"], SYMBOLS["L"]
+    model = spec.decoder(SYMBOLS["D"], heads, layers, vocab=SYMBOLS["V"])
+    tiled, plain = (
+        sympy.Poly(sympy.expand(memory.saved_activations(each, Lengths(b, n))), n)
+        for each in (model, model.with_plain_attention())
+    )
     assert tiled.degree() == 1 and plain.degree() == 2
     assert plain.coeff_monomial(n**2) == 4 * b * heads * layers
-    assert memory.memory(model, Lengths(b, n)).matrices == 4 * b * heads * layers * n**2
+    assert memory.count_memory(model, Lengths(b, n)).attention_weights == 4 * b * heads * layers * n**2
 
 
 def test_the_length_of_the_source_counts_too() -> None:
     model = spec.encoder_decoder(64, 4, 2, decoder_layers=3, vocab=WORDS)
     # Encoder m·m, decoder n·n and n·m: 2, 3 and 3 layers of 4 heads.
-    assert memory.memory(model, Lengths(2, 5, 7)).matrices == 4 * 2 * 4 * (2 * 49 + 3 * 25 + 3 * 35)
+    assert memory.count_memory(model, Lengths(2, 5, 7)).attention_weights == 4 * 2 * 4 * (2 * 49 + 3 * 25 + 3 * 35)
 
 
 def test_windows_change_no_bytes() -> None:
@@ -230,9 +237,9 @@ def test_windows_change_no_bytes() -> None:
     config = {"model_type": "qwen2", "vocab_size": WORDS, "hidden_size": 64, "intermediate_size": 128}
     config |= {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
     mixed = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}
-    models = [configs.read(Config(entries)) for entries in (config, config | mixed)]
+    models = [configs.model_from_config(Config(entries)) for entries in (config, config | mixed)]
     for training in (False, True):
-        same, windowed = (memory.memory(model, Lengths(2, 256), training=training) for model in models)
+        same, windowed = (memory.count_memory(model, Lengths(2, 256), training=training) for model in models)
         assert same == windowed
 
 
@@ -249,9 +256,9 @@ def test_cache(dtype: str, kv_heads: int) -> None:
     (ids,) = words(n, batch=batch)
     with torch.no_grad():
         module(ids, cache=cache)
-    held = sum(x.numel() * x.element_size() for layer in cache.layers for x in layer.own.get())
-    assert held == memory.memory(model, Lengths(batch, n), dtype=dtype).cache
-    assert held == memory.memory(model, Lengths(batch, 1, cached=n - 1), dtype=dtype).cache
+    held = sum(x.numel() * x.element_size() for layer in cache.layers for x in layer.attention.get())
+    assert held == memory.count_memory(model, Lengths(batch, n), dtype=dtype).cache
+    assert held == memory.count_memory(model, Lengths(batch, 1, cached=n - 1), dtype=dtype).cache
     assert held == layers * batch * n * kv_heads * 2 * 7 * BYTES[dtype]
 
 
@@ -263,10 +270,10 @@ def test_cache_with_a_source() -> None:
     cache = module.new_cache()
     with torch.no_grad():
         module.decode(target, module.encode(source), cache=cache)
-    layers = [part for layer in cache.layers for part in (layer.own, layer.cross)]
+    layers = [part for layer in cache.layers for part in (layer.attention, layer.cross)]
     held = sum(x.numel() * x.element_size() for layer in layers for x in layer.get())
-    assert held == memory.memory(model, Lengths(batch, n, m)).cache
-    assert held == memory.memory(model, Lengths(batch, 1, m, cached=n - 1)).cache
+    assert held == memory.count_memory(model, Lengths(batch, n, m)).cache
+    assert held == memory.count_memory(model, Lengths(batch, 1, m, cached=n - 1)).cache
 
 
 @measured
@@ -274,7 +281,7 @@ def test_reading_with_a_cache_needs_the_peak_and_the_cache() -> None:
     case = CASES["decoder"](256, 64, 2, 2)
     (ids,), caches = case.inputs, [case.module.eval().new_cache()]  # type: ignore[union-attr,operator]
     with torch.no_grad():
-        most, _ = allocated(lambda: case.module(ids, cache=caches[0]))
+        most, _ = measure_allocations(lambda: case.module(ids, cache=caches[0]))
     predicted = case.memory()
     assert float(predicted.peak + predicted.cache) == pytest.approx(most, rel=0.02)
 
@@ -290,17 +297,17 @@ def test_a_step_holds_its_own_token_alone(batch: int) -> None:
         with torch.no_grad():
             module(ids[:, :t], cache=cache)
             module(ids[:, t : t + 1], cache=cache)
-            peaks[t], _ = allocated(lambda m=module, x=ids, c=cache: m(x[:, -1:], cache=c))  # type: ignore[misc]
+            peaks[t], _ = measure_allocations(lambda m=module, x=ids, c=cache: m(x[:, -1:], cache=c))  # type: ignore[misc]
     assert peaks[512] < 2 * peaks[8]
     model = spec.decoder(64, 4, 2, vocab=WORDS)
-    few, many = (float(memory.memory(model, Lengths(batch, 1, cached=t + 1)).peak) for t in (8, 512))
+    few, many = (float(memory.count_memory(model, Lengths(batch, 1, cached=t + 1)).peak) for t in (8, 512))
     # The fused step of a small batch holds less than the layers one by one.
     assert peaks[512] / 1.5 < many < 5 * peaks[512]
     assert many < 2 * few
 
 
 def test_what_does_not_write_has_no_cache() -> None:
-    assert memory.memory(spec.encoder(24, 4, 2), Lengths(2, 5)).cache == 0
+    assert memory.count_memory(spec.encoder(24, 4, 2), Lengths(2, 5)).cache == 0
 
 
 # Weights, gradients, optimizers
@@ -348,30 +355,30 @@ def test_adam_in_float32_beside_half_precision() -> None:
 
 def test_inference_has_no_gradients() -> None:
     found = CASES["decoder"](7, 24, 2, 1).memory()
-    assert found.gradients == found.optimizer == 0 and found.recomputed_peak is None
+    assert found.gradients == found.optimizer == 0 and found.checkpointed_peak is None
 
 
 def test_quantised_weights() -> None:
     """Groups of 128 numbers with one float16 scale each; two int4 a byte."""
     model = spec.encoder(128, 4, 2)
-    parameters = whole(model.parameters)
+    parameters = to_int(model.parameters)
     assert parameters % 128 == 0
     groups = parameters // 128
     scales = torch.empty(groups, dtype=torch.float16)
     for dtype, packed in (("int8", torch.empty(groups, 128)), ("int4", torch.empty(groups, 64))):
-        found = memory.memory(model, Lengths(1, 7), weights=dtype)
+        found = memory.count_memory(model, Lengths(1, 7), weights=dtype)
         assert found.weights == bytes_in([packed.to(torch.int8), scales])
-        assert found.peak == memory.memory(model, Lengths(1, 7)).peak
-        with pytest.raises(ValueError, match=f"weights in {dtype} beside float32 are not trained here"):
-            memory.memory(model, Lengths(1, 7), weights=dtype, training=True)
+        assert found.peak == memory.count_memory(model, Lengths(1, 7)).peak
+        with pytest.raises(ValueError, match=f"^weights in {dtype}"):
+            memory.count_memory(model, Lengths(1, 7), weights=dtype, training=True)
 
 
 @pytest.mark.parametrize("kind", CASES)
 def test_float64_is_twice_float32(kind: str) -> None:
     case = CASES[kind](64, 64, 2, 1)
     single, double = (case.memory(training=True, dtype=dtype) for dtype in ("float32", "float64"))
-    for name in ("weights", "gradients", "optimizer", "matrices", "cache"):
+    for name in ("weights", "gradients", "optimizer", "attention_weights", "cache"):
         assert getattr(double, name) == 2 * getattr(single, name), name
     # What is summed in float64 in both cases may count once.
-    for name in ("activations", "recomputed", "peak"):
+    for name in ("activations", "checkpointed_activations", "peak"):
         assert float(getattr(double, name)) == pytest.approx(2 * float(getattr(single, name)), rel=0.02), name

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from support.walking import Calls, attention_flops, encoder_layer_flops, meta, seen_whole
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from walking import Calls, attention_flops, encoder_layer_flops, meta, seen_whole
 
 import regard
-from regard.budget.flops_of_ops import FORMULAS, formula_of
-from regard.budget.walk import count, register
+from regard.budget import register_flop_formulas
+from regard.budget._count_live_model import count
+from regard.budget._op_flops import FORMULAS, find_formula
 from regard.kernels import native
 
 BACKENDS = ["reference", *(["native"] if native.built() else [])]
@@ -32,14 +33,26 @@ def test_shared_parameters_count_once_where_they_first_stand() -> None:
     found = count(model)
     assert (found.parameters, found.trainable) == (35 + 7 + 14, 35 + 14)
     assert (found.weight_bytes, found.buffer_bytes) == (4 * 42 + 2 * 14, 2 * 14 + 8)
-    assert found.by_part == (("0", "Linear", 42), ("2", "BatchNorm1d", 14))
-    assert (found.forward, found.backward, found.flops, found.uncounted, found.ran) == (None, None, {}, (), "nothing")
+    assert found.by_module == (("0", "Linear", 42), ("2", "BatchNorm1d", 14))
+    assert (
+        found.forward_flops,
+        found.backward_flops,
+        found.flops_by_module,
+        found.uncounted_operators,
+        found.ran_on,
+    ) == (
+        None,
+        None,
+        {},
+        (),
+        "nothing",
+    )
 
 
 def test_parts_add_up() -> None:
     model = regard.nn.Decoder(12, heads=3, layers=2, vocab=37)
     found = count(model)
-    assert found.parameters == sum(p.numel() for p in model.parameters()) == sum(n for _, _, n in found.by_part)
+    assert found.parameters == sum(p.numel() for p in model.parameters()) == sum(n for _, _, n in found.by_module)
 
 
 # --- single layers ---------------------------------------------------------------------------------------------------
@@ -90,7 +103,7 @@ def test_recurrent(kind: Any, gates: int, grad: bool) -> None:
     found = count(model, meta(11, 3, 5, grad=grad), backward=grad)
     assert seen_whole(found)[0] == forward
     if kind is nn.LSTM and grad:
-        assert found.backward == 2 * forward
+        assert found.backward_flops == 2 * forward
 
 
 def test_products_with_packed_weights() -> None:
@@ -157,7 +170,7 @@ def test_torchs_other_kernels_recompute_off_the_books() -> None:
     """torch's formulas of kernels for ragged batches are used, without the scores that they compute once more."""
     q, forward = meta(2, 5, 3, 8), attention_flops(2, 3, 5, 5, 8, 8)  # lengths stand before heads here
     lengths = (None, None, 5, 5)
-    backward = formula_of(torch.ops.aten._efficient_attention_backward.default)
+    backward = find_formula(torch.ops.aten._efficient_attention_backward.default)
     x = q.transpose(1, 2)
     assert backward(None, x, x, x, x, None, x, *lengths) == 2 * forward
 
@@ -210,7 +223,7 @@ def test_torchs_encoder_layer(mode: str) -> None:
     with torch.no_grad():
         found = count(model, x.detach())
     assert seen_whole(found) == (forward, None)
-    assert found.flops == {
+    assert found.flops_by_module == {
         "": forward,
         "self_attn": 2 * 2 * 5 * 4 * 12 * 12 + 4 * 2 * 5 * 5 * 12,
         "linear1": 2 * 2 * 5 * 12 * 29,
@@ -227,8 +240,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils import flop_counter
 
     monkeypatch.setattr(flop_counter, "flop_registry", dict(flop_counter.flop_registry))
-    register()
-    register()
+    register_flop_formulas()
+    register_flop_formulas()
 
 
 def theirs(call: Callable[[], object]) -> int:

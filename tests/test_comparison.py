@@ -1,4 +1,4 @@
-"""README's table beside what people use: what it says of others is run here, its figures are the benchmarks'."""
+"""The comparison table of README: what it says about other tools is run here; its figures are the benchmarks'."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import regard
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLE = (ROOT / "README.md").read_text(encoding="utf-8").split("## Beside what people use")[1].split("\n## ")[0]
+TABLE = (ROOT / "README.md").read_text(encoding="utf-8").split("## Comparison with other tools")[1].split("\n## ")[0]
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_row_without_keys(qkv):
 
 
 def test_a_hidden_key_that_is_nan(qkv):
-    assert "SDPA and FlexAttention: NaN" in row("a hidden key that holds NaN")
+    assert "SDPA and FlexAttention: NaN" in row("a hidden key that contains NaN")
     q, k, v = qkv
     k, v = k.clone(), v.clone()
     k[..., 4, :] = v[..., 4, :] = math.nan
@@ -96,8 +96,8 @@ def test_the_kernels_page_has_the_benchmarks_figures():
     [
         ("causal attention", "causal 1×8×1024×64", ["SDPA"]),
         ("a window of", "window ±256, 1×8×16384×64", ["SDPA", "FlexAttention"]),
-        ("entropy … of all 48 heads", "GPT-2, 6 × 8 heads on 2,048 tokens", ["weights stored"]),
-        ("writing with a Llama", "Llama 135M writes, a token", ["transformers"]),
+        ("entropy and other observables of all 48 heads", "GPT-2, 6 × 8 heads on 2,048 tokens", ["weights stored"]),
+        ("generating one token with a Llama", "Llama 135M writes, a token", ["transformers"]),
     ],
 )
 def test_figures_are_those_of_the_benchmarks(name, case, peers):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import regard
 from regard.convolution import ConvolvedAttention, HeadConvolution, compare, replace, swap
-from regard.convolution.some_heads import layer_of
+from regard.convolution._head_subset import layer_of_heads
 from regard.models import bundled, load
 from regard.nn import Encoder, MultiHeadAttention, RMSNorm, VisionTransformer
 
@@ -53,7 +53,7 @@ def test_parts_of_a_layer_add_up_to_it(position: str, more: dict[str, Any]) -> N
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     x = torch.randn(2, 12, 5).double()
-    parts = [layer_of(layer, heads) for heads in ([0, 1], [2], [3, 4, 5])]
+    parts = [layer_of_heads(layer, heads) for heads in ([0, 1], [2], [3, 4, 5])]
     assert [part.kv_heads for part in parts] == {None: [2, 1, 3], 2: [1, 1, 1], 3: [1, 1, 3]}[more.get("kv_heads")]
     bias = layer.out_proj.bias
     summed = sum(part(x, mask=regard.Causal()) - bias for part in parts) + bias
@@ -126,7 +126,7 @@ def test_replaced_heads_on_a_grid_give_the_stated_sum(height: int, width: int, r
         torch.rand(2, 2 * radius + 1, 2 * radius + 1) > 0.4
     )
     instead = ConvolvedAttention(layer, [head(h, kernels[h]) for h in (1, 0)], (height, width))
-    assert instead.kept is None
+    assert instead.attention is None
     cells = torch.cartesian_prod(torch.arange(height), torch.arange(width)).view(-1, 2)
     x = torch.randn(3, height * width, 4).double()
     v = layer.v_proj(x).unflatten(-1, (2, 3))
@@ -147,33 +147,33 @@ def test_a_layer_of_convolutions_is_replaced_without_a_change() -> None:
     # Larger pictures, with the kernels found on small ones.
     larger = MultiHeadAttention(6, 3, scale=0.0, position=regard.Quadratic(9, 11, heads=3)).double()
     larger.load_state_dict(layer.state_dict())
-    other = swap(larger, done.swapped, grid=(9, 11))
+    other = swap(larger, done.replaced, grid=(9, 11))
     assert compare(larger, other, torch.randn(2, 99, 6).double(), repeat=1).error < 1e-4
-    wrong = swap(layer, {"": [head(0, done.swapped[""][0].kernel.flip(-1))]}, grid=(7, 6))
+    wrong = swap(layer, {"": [head(0, done.replaced[""][0].kernel.flip(-1))]}, grid=(7, 6))
     assert compare(layer, wrong, x, repeat=1).error > 1e-2
 
 
 def test_a_language_model_s_local_heads_are_replaced() -> None:
     model = load(bundled())
-    ids = torch.tensor([model.text.encode("Return the number of items in a container, and the items of it. " * 3)])
+    ids = torch.tensor([model.tokenizer.encode("Return the number of items in a container, and the items of it. " * 3)])
     before = model(ids).detach().clone()
     nothing = replace(model, 1.0, inputs=ids, radius=4)
     assert nothing.heads == (0, 12) and nothing.comparison.error == 0
     done = replace(model, 0.9, inputs=ids, radius=4)
     many, of = done.heads
     assert 0 < many < of == 12
-    assert all(one.fit >= 0.9 for heads in done.swapped.values() for one in heads)
+    assert all(one.fit >= 0.9 for heads in done.replaced.values() for one in heads)
     assert 0 < done.comparison.relative < 0.05
     assert done.comparison.speedup == done.comparison.before / done.comparison.after
     assert torch.equal(model(ids), before)  # a copy was changed, not this one
     less = replace(model, 0.5, inputs=ids, radius=4)
     assert less.heads[0] > many and less.comparison.relative > done.comparison.relative
-    path = next(iter(done.swapped))
+    path = next(iter(done.replaced))
     assert isinstance(done.model.get_submodule(path), ConvolvedAttention)
     with torch.no_grad(), regard.watch(done.model) as seen:
         done.model(ids)
-    assert f"{path}.kept" in seen
-    with pytest.raises(ValueError, match="convolved heads take no cache"):
+    assert f"{path}.attention" in seen
+    with pytest.raises(ValueError, match="cache must be None"):
         done.model.generate(ids[:, :5])
 
 
@@ -197,23 +197,32 @@ def test_what_cannot_be_replaced_is_refused_in_one_line() -> None:
     both = ConvolvedAttention(layer, [head(0, kernel), head(1, kernel)])
     image = VisionTransformer(image=6, patch=2, classes=2, d=6, heads=3, layers=1, channels=1)
     cases: list[tuple[Callable[[], Any], str]] = [
-        (lambda: replace(layer, 1.5, inputs=x), "threshold is 1.5; it must be a number from 0 to 1"),
-        (lambda: replace(torch.nn.Linear(4, 4), inputs=x), r"Linear has no regard\.nn\.MultiHeadAttention"),
-        (lambda: replace(image, inputs=torch.randn(1, 1, 6, 6), grid=(3, 3)), "10 rows, and a grid of 3 × 3"),
-        (lambda: line(x, mask=torch.ones(5, 5, dtype=torch.bool)), "masks of one run of keys a query"),
-        (lambda: line(x, torch.randn(1, 3, 4)), "convolved heads take no context"),
-        (lambda: line(x, scale=2.0), "convolved heads have no scale"),
-        (lambda: line(torch.randn(1, 5, 3)), r"x has shape \[1, 5, 3\]; this layer takes"),
-        (lambda: plane(x), "x has 5 rows; a grid of 2 × 3 has one a cell"),
-        (lambda: plane(torch.randn(1, 6, 4), mask=regard.Causal()), "on a grid take no mask"),
-        (lambda: both(x, observe=regard.Observe()), "there is no attention to observe"),
-        (lambda: ConvolvedAttention(layer, []), r"heads \[\] are to be replaced"),
-        (lambda: ConvolvedAttention(layer, [head(2, kernel)]), "of 0 … 1"),
+        (lambda: replace(layer, 1.5, inputs=x), "threshold must be .* got 1.5"),
+        (lambda: replace(torch.nn.Linear(4, 4), inputs=x), "model must contain .* got Linear"),
+        (
+            lambda: replace(image, inputs=torch.randn(1, 1, 6, 6), grid=(3, 3)),
+            "grid must have .* for 10 rows",
+        ),
+        (lambda: line(x, mask=torch.ones(5, 5, dtype=torch.bool)), "mask must let each query"),
+        (lambda: line(x, torch.randn(1, 3, 4)), "context must be None"),
+        (lambda: line(x, scale=2.0), "scale must be None"),
+        (lambda: line(torch.randn(1, 5, 3)), r"x must be .* got shape \[1, 5, 3\]"),
+        (lambda: plane(x), "x must have one row per cell .* 2 × 3, got 5 rows"),
+        (lambda: plane(torch.randn(1, 6, 4), mask=regard.Causal()), "mask must be None"),
+        (lambda: both(x, observe=regard.Observe()), "observe must be None"),
+        (lambda: ConvolvedAttention(layer, []), r"convolutions must be of one or more .* got heads \[\]"),
+        (lambda: ConvolvedAttention(layer, [head(2, kernel)]), "0 … 1, got heads"),
         (lambda: ConvolvedAttention(layer, [head(0, kernel), head(0, kernel)]), "different"),
-        (lambda: ConvolvedAttention(layer, [head(0, kernel)], (1, 5)), "as many axes as places have: 2"),
-        (lambda: ConvolvedAttention(layer, [head(0, kernel), head(1, torch.ones(5))]), "all must have the same"),
-        (lambda: ConvolvedAttention(MultiHeadAttention(4, 2, d_context=3), [head(0, kernel)]), "from a context"),
-        (lambda: swap(torch.nn.Sequential(torch.nn.Linear(4, 4)), {"0": [head(0, kernel)]}), "0 is a Linear"),
+        (lambda: ConvolvedAttention(layer, [head(0, kernel)], (1, 5)), "convolutions must have kernels .* 2 axes"),
+        (
+            lambda: ConvolvedAttention(layer, [head(0, kernel), head(1, torch.ones(5))]),
+            "kernels of one shape",
+        ),
+        (
+            lambda: ConvolvedAttention(MultiHeadAttention(4, 2, d_context=3), [head(0, kernel)]),
+            "layer must be",
+        ),
+        (lambda: swap(torch.nn.Sequential(torch.nn.Linear(4, 4)), {"0": [head(0, kernel)]}), "0 must be .* got Linear"),
     ]
     for call, message in cases:
         with pytest.raises((ValueError, TypeError), match=message) as error:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
+from regard._observables import Observation
 from regard.convolution import HeadConvolution, to_convolution
 from regard.nn import Encoder
-from regard.observables import Observation
 
 
 def observed(bias: Tensor, *, grid: tuple[int, int] | None = None, mask: object = None) -> tuple[Tensor, Observation]:
@@ -55,7 +55,7 @@ def test_a_head_that_is_a_convolution_is_found_on_a_line(radius: int, n: int, ca
     for head, found in enumerate(to_convolution(seen, radius=radius)):
         torch.testing.assert_close(found.kernel, kernel[head], rtol=0, atol=1e-12)
         assert found.head == head and found.kernel.shape == (2 * radius + 1,)
-        assert math.isclose(found.fit, 1, abs_tol=1e-12) and found.off < 1e-12
+        assert math.isclose(found.fit, 1, abs_tol=1e-12) and found.row_error < 1e-12
         at = torch.arange(-radius, radius + 1).double()
         mean = float(kernel[head] @ at)
         assert math.isclose(found.centre[0], mean, abs_tol=1e-12)
@@ -64,7 +64,7 @@ def test_a_head_that_is_a_convolution_is_found_on_a_line(radius: int, n: int, ca
     larger = to_convolution(seen, radius=radius + 1, heads=[1])
     torch.testing.assert_close(larger[0].kernel[1:-1], kernel[1], rtol=0, atol=1e-12)
     if radius:
-        assert to_convolution(seen, radius=radius - 1)[0].off > 0.01
+        assert to_convolution(seen, radius=radius - 1)[0].row_error > 0.01
 
 
 def test_a_head_that_is_a_convolution_is_found_in_the_plane() -> None:
@@ -88,11 +88,11 @@ def test_outputs_differ_by_the_bound_at_most(seed: int, radius: int, strength: f
     v, seen = observed(strength * torch.randn(1, 12, 12).double() + of_offsets(torch.ones(23).double(), 12))
     found = to_convolution(seen, radius=radius)[0]
     A, P = seen.weights(0).double(), applied(found, 12)
-    assert math.isclose(found.off, float((A - P).abs().sum(-1).max()), abs_tol=1e-12)
+    assert math.isclose(found.row_error, float((A - P).abs().sum(-1).max()), abs_tol=1e-12)
     assert math.isclose(found.fit, max(0.0, 1 - float((A - P).square().sum() / A.square().sum())), abs_tol=1e-12)
     change = ((A - P) @ v[0]).norm(dim=-1).max()
-    assert change <= found.off * v[0].norm(dim=-1).max() + 1e-12
-    assert found.bound is None
+    assert change <= found.row_error * v[0].norm(dim=-1).max() + 1e-12
+    assert found.output_bound is None
 
 
 def applied(found: HeadConvolution, n: int) -> Tensor:
@@ -107,9 +107,9 @@ def applied(found: HeadConvolution, n: int) -> Tensor:
 def test_a_uniform_head_is_told_from_a_convolution() -> None:
     _, seen = observed(torch.zeros(1, 30, 30).double())
     found = to_convolution(seen, radius=2)[0]
-    assert math.isclose(found.fit, found.uniform, abs_tol=1e-9)
+    assert math.isclose(found.fit, found.uniform_fit, abs_tol=1e-9)
     _, near = observed(of_offsets(torch.tensor([0.2, 0.6, 0.2]).double(), 30).clamp(min=-30).unsqueeze(0))
-    assert to_convolution(near, radius=2)[0].uniform < 0.2 < to_convolution(near, radius=2)[0].fit
+    assert to_convolution(near, radius=2)[0].uniform_fit < 0.2 < to_convolution(near, radius=2)[0].fit
 
 
 def test_watched_values_give_a_bound_on_outputs() -> None:
@@ -120,8 +120,8 @@ def test_watched_values_give_a_bound_on_outputs() -> None:
     (path,) = seen
     for found in to_convolution(seen[path], radius=1):
         norms = seen[path].value_norm
-        assert norms is not None and found.bound is not None
-        assert math.isclose(found.bound, found.off * float(norms[:, found.head].max()), rel_tol=1e-12)
+        assert norms is not None and found.output_bound is not None
+        assert math.isclose(found.output_bound, found.row_error * float(norms[:, found.head].max()), rel_tol=1e-12)
 
 
 def test_class_tokens_stand_nowhere() -> None:
@@ -132,9 +132,9 @@ def test_class_tokens_stand_nowhere() -> None:
     _, seen = observed(bias, grid=(3, 4))
     found = to_convolution(seen, radius=1)[0]
     torch.testing.assert_close(found.kernel, kernel[0] / kernel.sum(), rtol=0, atol=1e-12)
-    assert found.off < 1e-12
+    assert found.row_error < 1e-12
     bias[:, 1:, 0] = 0.0  # what patches give to the class token no convolution gives
-    assert to_convolution(observed(bias, grid=(3, 4))[1], radius=1)[0].off > 0.1
+    assert to_convolution(observed(bias, grid=(3, 4))[1], radius=1)[0].row_error > 0.1
 
 
 def test_refusals() -> None:

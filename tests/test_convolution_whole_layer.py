@@ -70,16 +70,16 @@ NINE = [[y, x] for y in (-1.0, 0.0, 1.0) for x in (-1.0, 0.0, 1.0)]
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (layer_at(NINE[:8]), "8 heads stand at 8 offsets of a 3 × 3 kernel; it has 9 taps, one head each"),
-        (layer_at([*NINE, [0.0, 0.0]]), "10 heads stand at 9 offsets of a 3 × 3 kernel; it has 9 taps"),
-        (layer_at([*NINE[:8], [0.2, 0.4]]), "9 heads stand at 8 offsets"),
-        (layer_at([[0.0, x] for x in (-3.0, 0.0, 1.0)]), r"columns \[-3, 0, 1\], which are not evenly spaced"),
-        (layer_at([[y, 0.0] for y in (0.0, 1.0, 2.0)]), r"rows \[0, 1, 2\], which are not around the query"),
-        (layer_at(NINE, alpha=-1.0), "alpha ≤ 0 looks at no one place"),
-        (layer_at(NINE, scale=1.0), "go by places alone"),
-        (layer_at(NINE, mask=regard.Causal()), "go by places alone"),
-        (layer_at(NINE, sinks=True), "go by places alone"),
-        (MultiHeadAttention(9, 9), "go by places alone"),
+        (layer_at(NINE[:8]), "3 × 3 kernel needs .* 9 taps, got 8 heads at 8 offsets"),
+        (layer_at([*NINE, [0.0, 0.0]]), "9 taps, got 10 heads at 9 offsets"),
+        (layer_at([*NINE[:8], [0.2, 0.4]]), "got 9 heads at 8 offsets"),
+        (layer_at([[0.0, x] for x in (-3.0, 0.0, 1.0)]), r"evenly spaced.* columns \[-3, 0, 1\]"),
+        (layer_at([[y, 0.0] for y in (0.0, 1.0, 2.0)]), r"centred on the query.* rows \[0, 1, 2\]"),
+        (layer_at(NINE, alpha=-1.0), "alpha must be above 0"),
+        (layer_at(NINE, scale=1.0), "layer must depend on positions alone"),
+        (layer_at(NINE, mask=regard.Causal()), "layer must depend on positions alone"),
+        (layer_at(NINE, sinks=True), "layer must depend on positions alone"),
+        (MultiHeadAttention(9, 9), "layer must depend on positions alone"),
     ],
 )
 def test_a_layer_that_is_no_convolution_is_refused(layer: MultiHeadAttention, message: str) -> None:

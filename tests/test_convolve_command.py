@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import command
 from safetensors.torch import save_file
+from support.commands import command
 from torch import nn
 
 from regard.convolution import to_attention
-from regard.convolution.verify import verify
+from regard.convolution._verify import verify
 from regard.models import bundled
 
 HERE, BUNDLED = Path(__file__), bundled() / "model.safetensors"
@@ -80,7 +80,7 @@ def test_a_wrong_offset_is_seen(monkeypatch: Patch) -> None:
     layer = to_attention(conv)
     with torch.no_grad():
         layer.attention.q_proj.weight.view(9, 3, 3)[4, 2, 0] += 2
-    where, weight = layer.looks(x)
+    where, weight = layer.measured_offsets(x)
     assert not torch.equal(where[4].round(), torch.zeros(2).double())
     assert torch.equal(where[0], torch.tensor([-1.0, -1.0]).double()) and weight[0] == 1
     assert not verify(conv, layer, x).holds
@@ -90,18 +90,18 @@ def test_a_wrong_offset_is_seen(monkeypatch: Patch) -> None:
     ("options", "said"),
     [
         (("--kernel", "0"), "--kernel must be at least 1"),
-        (("--kernel", "3x3x3"), "--kernel is '3x3x3'; it must be one whole number or two"),
+        (("--kernel", "3x3x3"), "--kernel must be one integer or two"),
         (("--kernel", "3", "--padding", "1x2"), "the kernel has one axis"),
         (("--stride", "0"), "--stride must be at least 1"),
-        (("--groups", "2"), "--groups is 2; it must divide --channels, 3, and --out, 8"),
-        (("--kernel", "64x64"), "the kernel has 4,096 taps"),
-        (("--size", "1000x1000"), "--size has 1,000,000 places"),
+        (("--groups", "2"), "--groups must divide --channels, 3, and --out, 8"),
+        (("--kernel", "64x64"), "--kernel must have at most 1,024 taps"),
+        (("--size", "1000x1000"), "--size must have at most"),
         (("--channels", "99999"), "--channels"),
-        (("--mode", "foo"), "padding_mode must be one of"),
-        (("--precision", "float16"), "--precision is 'float16'"),
-        (("--alpha", "-1"), "alpha must be a number"),
-        (("--weights", str(HERE), "--name", "x"), f"{HERE.name} is no safetensors file"),
-        (("--weights", str(BUNDLED)), "--name is None; kernels in model.safetensors are: none"),
+        (("--mode", "foo"), "--mode must be one of"),
+        (("--precision", "float16"), "--precision must be"),
+        (("--alpha", "-1"), "--alpha must be between"),
+        (("--weights", str(HERE), "--name", "x"), f"--weights must be a safetensors file, got {HERE}"),
+        (("--weights", str(BUNDLED)), "--name must be a kernel of model.safetensors: none"),
     ],
 )
 def test_refusals_are_one_line(monkeypatch: Patch, capsys: Captured, options: tuple[str, ...], said: str) -> None:

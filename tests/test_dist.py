@@ -162,7 +162,7 @@ def test_the_commands_work_outside_of_the_repository(installed: Path, tmp_path: 
     assert "1,024" in run("regard", "budget", "attention", "d=512", "heads=8")
     assert "not as recorded 0" in run("regard", "claims", "--only", "hard-limit")
     assert ": equal" in run("regard", "convolve", "--kernel", "3x3")
-    assert run("regard", "lab", "--check").endswith("the lab answers\n")
+    assert run("regard", "lab", "--check").endswith("the lab responds\n")
     run("regard", "train", "repeats", "--set", "steps=6", "--set", "warmup=2", "--out", "run")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["versions"]["regard"] == regard.__version__
 

@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from commands import command
 from rich.console import Console
+from support.commands import command
 
 import regard
-from regard import system, version
-from regard.cli.doctor import _tested
-from regard.doctor import corners, selftest, surroundings
-from regard.doctor.examine import CHECKS, _notes, examine
-from regard.doctor.selftest import Row, self_test
+from regard import _cpu as system
+from regard import _version as version
+from regard.cli.doctor import _self_test_table
+from regard.doctor import edge_cases, environment, self_test
+from regard.doctor.checks import CHECKS, _advice, run_checks
+from regard.doctor.self_test import Row, relative_error, run_self_test
 from regard.kernels import native, reference
 
 pytestmark = pytest.mark.usefixtures("full_tiles")
@@ -32,7 +33,7 @@ WELL: dict[str, Any] = {"backend": BACKEND, "rows": [], "corners": {}, "seconds"
 
 @pytest.fixture
 def untested(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The surroundings alone: the self-test takes its time."""
+    """The environment alone: the self-test takes its time."""
     monkeypatch.setitem(CHECKS, "self_test", lambda: WELL)
 
 
@@ -52,7 +53,7 @@ def test_all_is_well_here(monkeypatch, capsys):
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80 and lines[-1] == "✓ all well" and "✗" not in out
     assert lines[0].startswith(f"versions  regard {regard.__version__}, python 3.")
-    for label in ("cpu", "memory", "native", "threads", "extras", "kept in"):
+    for label in ("cpu", "memory", "native", "threads", "extras", "files"):
         assert sum(line.startswith(label + "  ") for line in lines) == 1, label
     assert f"self-test, {BACKEND} backend" in out
     if native.built():
@@ -65,7 +66,7 @@ def test_the_same_as_data(monkeypatch, capsys, untested):
     found = json.loads(out)
     assert found["well"] is True and found["problems"] == []
     assert list(found) == [*CHECKS, "problems", "notes", "well"]
-    assert found["versions"] == surroundings.versions()
+    assert found["versions"] == environment.versions()
     assert found["native"]["built"] == native.built()
     assert found["threads"]["torch"] == torch.get_num_threads()
     assert found["memory"]["total"] > found["memory"]["available"] > 0
@@ -91,7 +92,7 @@ def test_a_check_that_raises_is_reported_and_the_others_go_on(monkeypatch, capsy
     assert (code, err) == (1, [])
     assert "memory    not known: OSError: no such [b]file[/b]" in out
     assert "✗ memory could not be checked: OSError: no such [b]file[/b]" in out
-    assert "kept in   " in out and "all well" not in out
+    assert "files     " in out and "all well" not in out
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -105,14 +106,14 @@ def test_missing_extras_are_named_with_their_command(monkeypatch, capsys, untest
     def missing(package: str) -> str:
         raise importlib.metadata.PackageNotFoundError(package)
 
-    monkeypatch.setattr(surroundings, "version", missing)
+    monkeypatch.setattr(environment, "version", missing)
     code, out, _ = command(monkeypatch, capsys, "doctor")
     assert code == 0
     for extra, package in (("hf", "transformers"), ("plot", "matplotlib"), ("train", "scikit-learn")):
         assert f"{package} is missing" in out and f"pip install 'regard[{extra}]'" in out
 
 
-# --- the surroundings -------------------------------------------------------------------------------------------------
+# --- the environment -------------------------------------------------------------------------------------------------
 
 
 def test_openmp_runtimes_are_found_by_their_files():
@@ -126,7 +127,7 @@ def test_openmp_runtimes_are_found_by_their_files():
 7f06-7f07 r-xp 00000000 08:01 6 /usr/lib/libompl.so
 7f07-7f08 rw-p 00000000 00:00 0 [heap]
 """
-    assert surroundings.openmp(maps.splitlines()) == [
+    assert environment.openmp_runtimes(maps.splitlines()) == [
         "/opt/intel/libiomp5.so",
         "/usr/lib/llvm/libomp.so.5",
         "/venv/lib/torch/lib/libgomp.so.1",
@@ -138,63 +139,70 @@ def test_the_native_module_brings_no_second_openmp():
     """In a process that has torch alone; other packages bring what they bring."""
     code = """
 import torch, regard
-from regard.doctor import surroundings
+from regard.doctor import environment
 regard.attention(*torch.ones(3, 1, 2, 3, 4))
-print(*surroundings.threads()["openmp"], sep="\\n")
+print(*environment.threads()["openmp"], sep="\\n")
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) == 1, done.stdout
 
 
 def files(monkeypatch: pytest.MonkeyPatch, **given: str) -> None:
-    monkeypatch.setattr(system, "told", lambda file: given.get(file.rpartition("/")[2].replace(".", "_"), ""))
+    monkeypatch.setattr(
+        system, "read_system_file", lambda file: given.get(file.rpartition("/")[2].replace(".", "_"), "")
+    )
 
 
 def test_a_containers_limits_count(monkeypatch):
     meminfo = "MemTotal:       8 kB\nMemAvailable:   6 kB\n"
     files(monkeypatch, meminfo=meminfo, memory_max="max\n", memory_current="0", cpu_max="max 100000\n")
-    cores = system.cores()
-    assert surroundings.memory() == {"total": 8192, "available": 6144}
+    cores = system.usable_cores()
+    assert environment.memory() == {"total": 8192, "available": 6144}
     files(monkeypatch, meminfo=meminfo, memory_max="4096\n", memory_current="1000\n", cpu_max="50000 100000\n")
-    assert surroundings.memory() == {"total": 4096, "available": 3096}
-    assert cores >= system.cores() == 1
+    assert environment.memory() == {"total": 4096, "available": 3096}
+    assert cores >= system.usable_cores() == 1
     files(monkeypatch)
-    assert surroundings.memory() == {"total": None, "available": None}
+    assert environment.memory() == {"total": None, "available": None}
 
 
 def test_what_the_system_does_not_tell_is_said(monkeypatch, capsys, untested):
     files(monkeypatch)
-    monkeypatch.setattr(surroundings.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(environment.platform, "machine", lambda: "aarch64")
     code, out, _ = command(monkeypatch, capsys, "doctor")
-    assert code == 0 and "memory    the system does not tell" in out
+    assert code == 0 and "memory    the system does not report it" in out
     assert "          has " not in out and "OpenMP" not in out
 
 
 def test_advice():
     built = {"built": True, "instruction_sets": ["portable", "avx2"], "in_use": "portable", "forced": "portable"}
     threads = {"torch": 64, "cores": 2, "openmp": ["/a/libgomp.so.1", "/b/libiomp5.so"]}
-    assert _notes({"native": built, "threads": threads}) == [
-        "REGARD_ISA has portable in use, though avx2 could be",
+    assert _advice({"native": built, "threads": threads}) == [
+        "REGARD_ISA selects portable, though avx2 is available",
         "torch uses 64 threads on 2 cores, which is slow; set OMP_NUM_THREADS=2",
         "more than one OpenMP runtime is loaded: their threads compete, and calls become slow",
     ]
     built |= {"forced": None}
-    assert _notes({"native": built, "threads": threads | {"torch": 2, "openmp": []}}) == []
-    assert _notes({"native": {"error": "…"}, "threads": {"error": "…"}}) == []
+    assert _advice({"native": built, "threads": threads | {"torch": 2, "openmp": []}}) == []
+    assert _advice({"native": {"error": "…"}, "threads": {"error": "…"}}) == []
 
 
 # --- the self-test can fail -------------------------------------------------------------------------------------------
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, name: str, change: Any) -> None:
-    """Let a kernel's function compute something else."""
+    """Change the results of a kernel's function in float32; float64 is what they are compared with."""
     right = getattr(KERNEL, name)
-    monkeypatch.setattr(KERNEL, name, lambda *given, **named: change(right(*given, **named)))
+
+    def spoiled(q: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        result = right(q, *rest, **options)
+        return result if q.dtype == torch.float64 else change(result)
+
+    monkeypatch.setattr(KERNEL, name, spoiled)
 
 
 def masks(count: int = 3) -> Any:
     generator = torch.Generator().manual_seed(0)
-    return (selftest._case(generator, mask=mask) for mask in selftest._masks(generator)[:count])
+    return (self_test._case(generator, mask=mask) for mask in self_test._masks(generator)[:count])
 
 
 def test_a_wrong_kernel_is_found(monkeypatch, capsys):
@@ -218,8 +226,8 @@ def test_a_wrong_kernel_is_found(monkeypatch, capsys):
 )
 def test_wrong_numbers_are_found(name, change, part, monkeypatch):
     spoil(monkeypatch, name, change)
-    row = selftest._run(Row("masks"), masks(), BACKEND)
-    assert row.cases == 3 and row.wrong.startswith(f"{part} errs by ")
+    row = self_test._run_row(Row("masks"), masks(), BACKEND)
+    assert row.cases == 3 and row.problem.startswith(f"{part} errs by ")
 
 
 @pytest.mark.parametrize(
@@ -231,7 +239,7 @@ def test_a_wrong_observable_is_found(name, monkeypatch):
         return (*kept, values | {name: values[name] * 1.001})
 
     spoil(monkeypatch, "observed", change)
-    assert selftest._observed(Row("observables"), masks(), BACKEND).wrong.startswith("forward errs by ")
+    assert self_test._run_observables(Row("observables"), masks(), BACKEND).problem.startswith("forward errs by ")
 
 
 def test_a_kernel_that_raises_is_reported(monkeypatch):
@@ -240,9 +248,9 @@ def test_a_kernel_that_raises_is_reported(monkeypatch):
 
     spoil(monkeypatch, "forward", broken)
     spoil(monkeypatch, "output", broken)
-    assert selftest._run(Row("masks"), masks(1), BACKEND).wrong == "RuntimeError: illegal instruction"
-    for check in corners.CORNERS.values():
-        assert corners.attempt(check, BACKEND) == "RuntimeError: illegal instruction"
+    assert self_test._run_row(Row("masks"), masks(1), BACKEND).problem == "RuntimeError: illegal instruction"
+    for check in edge_cases.EDGE_CASES.values():
+        assert edge_cases.find_problem(check, BACKEND) == "RuntimeError: illegal instruction"
 
 
 @pytest.mark.parametrize(
@@ -255,31 +263,32 @@ def test_a_kernel_that_raises_is_reported(monkeypatch):
     ],
 )
 def test_a_corner_that_is_wrong_is_found(what, change, monkeypatch):
-    assert corners.attempt(corners.CORNERS[what], BACKEND) == ""
+    assert edge_cases.find_problem(edge_cases.EDGE_CASES[what], BACKEND) == ""
     spoil(monkeypatch, "output", change)
     spoil(monkeypatch, "forward", lambda made: made._replace(out=change(made.out)))
-    assert corners.attempt(corners.CORNERS[what], BACKEND) == "it is not so"
+    assert edge_cases.find_problem(edge_cases.EDGE_CASES[what], BACKEND) == "wrong result"
 
 
 def test_the_self_test_leaves_threads_and_random_numbers_as_they_are(monkeypatch):
-    monkeypatch.setattr(selftest, "_kinds", lambda g: {"masks": masks(1)})
+    monkeypatch.setattr(self_test, "_cases_by_kind", lambda g: {"masks": masks(1)})
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    found = self_test()
+    found = run_self_test()
     assert found["passed"] and found["failed"] == []
     assert torch.get_num_threads() == threads and torch.equal(torch.get_rng_state(), state)
 
 
 def test_an_error_that_is_no_number_is_null_in_json(monkeypatch, capsys):
     row = Row("masks")
-    row.add("forward", [torch.tensor([math.nan])], [torch.ones(1)], [torch.ones(1, dtype=torch.float64)])
+    exact = [torch.ones(1, dtype=torch.float64)]
+    row.add("forward", relative_error([torch.tensor([math.nan])], exact), relative_error([torch.ones(1)], exact))
     row.judge()
-    failed = WELL | {"rows": [row.to_dict()], "passed": False, "failed": [f"masks: {row.wrong}"]}
+    failed = WELL | {"rows": [row.to_dict()], "passed": False, "failed": [f"masks: {row.problem}"]}
     monkeypatch.setitem(CHECKS, "self_test", lambda: failed)
     code, out, _ = command(monkeypatch, capsys, "doctor", "--json")
     assert code == 1 and json.loads(out)["self_test"]["rows"][0]["error"] == {"forward": None}
     code, out, _ = command(monkeypatch, capsys, "doctor")
     assert code == 1 and "nan" in out
-    assert examine()["problems"] == ["self-test failed: masks: forward errs by nan, nan × torch's own error"]
+    assert run_checks()["problems"] == ["self-test failed: masks: forward errs by nan, nan × torch's own error"]
 
 
 # --- the version ------------------------------------------------------------------------------------------------------
@@ -304,7 +313,7 @@ def test_narrow_terminals_keep_names_and_marks():
     for wide, width in ((True, 80), (False, 40)):
         console = Console(width=width)
         with console.capture() as said:
-            console.print(_tested(given, wide=wide))
+            console.print(_self_test_table(given, wide=wide))
         lines = said.get().splitlines()
         assert any(line.startswith("no mask") and line.rstrip().endswith("✓") for line in lines)
         assert any(line.startswith("ties share") and line.rstrip().endswith("✗") for line in lines)

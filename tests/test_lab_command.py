@@ -1,16 +1,19 @@
-"""``regard lab`` as a person starts and ends it."""
+"""The command ``regard lab``: start, check, errors, Ctrl-C."""
 
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
-import urllib.request
+import urllib.parse
 
 import pytest
+from support.lab_pages import note_token, send
 
 from regard import models
-from regard.lab.lab import Lab
+from regard.lab import server
+from regard.lab.workspace import Workspace
 
 LAB = [sys.executable, "-m", "regard", "lab", "--no-browser"]
 
@@ -21,52 +24,70 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_a_lab_checks_itself(host, tmp_path):
-    done = run("--check", "--host", host)
-    assert done.returncode == 0, done.stderr
-    assert "12 heads of decoder.blocks" in done.stdout and done.stdout.endswith("the lab answers\n")
-    assert "200 /api/look/tile" in done.stdout and "200 /plotly.js" in done.stdout
+    result = run("--check", "--host", host)
+    assert result.returncode == 0, result.stderr
+    assert "12 heads of decoder.blocks" in result.stdout and result.stdout.endswith("the lab responds\n")
+    assert "200 /api/look/tile" in result.stdout and "200 /plotly.js" in result.stdout
 
 
-def test_it_serves_until_it_is_interrupted(tmp_path):
+@pytest.mark.parametrize("has_network", [True, False])
+def test_the_printed_address_is_one_that_other_machines_reach(has_network, monkeypatch):
+    if not has_network:
+        monkeypatch.setattr(socket, "socket", NoNetwork)
+    host = urllib.parse.urlsplit(server._address("0.0.0.0", 8000)).hostname
+    assert host is not None and host != "0.0.0.0"
+    if not has_network:
+        assert host == socket.gethostname().lower()
+
+
+class NoNetwork(socket.socket):
+    def connect(self, address):
+        raise OSError("no network")
+
+
+def test_the_lab_serves_until_ctrl_c(tmp_path):
     with subprocess.Popen([*LAB, "--state", str(tmp_path)], stdout=subprocess.PIPE, text=True, encoding="utf-8") as lab:
         assert lab.stdout is not None
         line = next(line for line in lab.stdout if "The lab is at" in line)
-        address = line.split()[4]
-        with urllib.request.urlopen(address + "api/workspace", timeout=60) as answer:
-            assert answer.status == 200
+        printed = line.split()[4]
+        assert "?token=" in printed
+        assert send(note_token(printed), "api/workspace")[0] == 200
+        # Who has lost the terminal finds the address in a file that only they can read.
         second = run("--state", str(tmp_path))
-        assert second.returncode == 2 and "another lab uses" in second.stderr
+        assert second.returncode == 2 and "--state" in second.stderr and str(tmp_path / "open.html") in second.stderr
+        assert printed in (tmp_path / "open.html").read_text(encoding="utf-8")
         lab.send_signal(signal.SIGINT)
         assert lab.wait(60) == 0
-    assert (tmp_path / "lab.json").is_file()
+    assert (tmp_path / "lab.json").is_file() and not (tmp_path / "open.html").exists()
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "mention"),
     [
-        (["nowhere"], "is no model, recording or run"),
+        (["nowhere"], "config.json"),
         (["--port", "0"], "--port"),
         (["--port", "99999"], "--port"),
-        (["--host", "256.1.1.1", "--port", "8500"], "cannot be had"),
+        (["--host", "256.1.1.1", "--port", "8500"], "port 8500"),
+        (["--host", "0.0.0.0", "--no-token"], "--no-token"),
     ],
 )
-def test_what_cannot_be_is_one_line(options, said, tmp_path):
-    done = run("--state", str(tmp_path), *options)
-    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+def test_errors_are_one_line(options, mention, tmp_path):
+    result = run("--state", str(tmp_path), *options)
+    assert result.returncode == 2 and mention in result.stderr and result.stderr.count("\n") == 1
 
 
-def test_a_taken_port_is_said(tmp_path):
+def test_a_port_in_use_is_named(tmp_path):
     import socket
 
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        done = run("--state", str(tmp_path), "--port", str(port))
-    assert done.returncode == 2 and f"port {port} of 127.0.0.1 cannot be had" in done.stderr
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        port = occupied.getsockname()[1]
+        result = run("--state", str(tmp_path), "--port", str(port))
+    assert result.returncode == 2 and f"port {port} of 127.0.0.1" in result.stderr
 
 
 def test_models_are_opened_by_folder(tmp_path):
-    lab = Lab(tmp_path)
-    assert lab.open(models.bundled()).about == {"reads": "text", "type": "llama"}
-    lab.close()
+    workspace = Workspace(tmp_path)
+    assert workspace.open(models.bundled()).details == {"reads": "text", "type": "llama"}
+    workspace.close()

@@ -1,4 +1,4 @@
-"""The lab's room «convolution»: its numbers are those of ``regard.convolution``, its page shows heads as offsets."""
+"""The Convolution page of the lab: its numbers are those of ``regard.convolution``; the page in a browser."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lab_pages import fits
+from support.lab_pages import fits, lab_request
 from torch import nn
 
 from regard.convolution import to_attention
-from regard.lab import convolution_answers, convolution_pictures
-from regard.lab.convolution import Convolve, Errors, Heads
+from regard.lab.convolution import images as convolution_images
+from regard.lab.convolution import responses as convolution_responses
+from regard.lab.convolution.endpoints import CompareRequest, ErrorsRequest, HeadsRequest
 
 KERNEL = [[0.5, -1.0, 0.25], [2.0, 0.125, -0.75], [1.0, 0.0, -3.0]]
 
@@ -35,75 +36,75 @@ def layers(kernel: list[list[float]], alpha: float, **options: Any) -> tuple[nn.
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
 @pytest.mark.parametrize(("stride", "dilation"), [(1, 1), (2, 1), (1, 2), (3, 2)])
 @pytest.mark.parametrize("alpha", [None, 2.0])
-def test_both_outputs_are_the_librarys(mode: Any, stride: int, dilation: int, alpha: float | None) -> None:
+def test_both_outputs_equal_the_librarys(mode: Any, stride: int, dilation: int, alpha: float | None) -> None:
     rows = picture()
-    found = convolution_answers.both(
-        Convolve(kernel=KERNEL, picture=rows, mode=mode, stride=stride, dilation=dilation, alpha=alpha)
+    response = convolution_responses.compare(
+        CompareRequest(kernel=KERNEL, picture=rows, mode=mode, stride=stride, dilation=dilation, alpha=alpha)
     )
     options = {"stride": stride, "dilation": dilation, "padding": dilation, "padding_mode": mode}
     conv, layer = layers(KERNEL, math.inf if alpha is None else alpha, **options)
     x = torch.tensor(rows, dtype=torch.float64)[None, None]
     with torch.no_grad():
         difference = (layer(x) - conv(x))[0, 0]
-        np.testing.assert_allclose(found["convolution"], conv(x)[0, 0], rtol=0, atol=1e-12)
-        np.testing.assert_allclose(found["difference"], difference, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(response["convolution"], conv(x)[0, 0], rtol=0, atol=1e-12)
+        np.testing.assert_allclose(response["difference"], difference, rtol=0, atol=1e-12)
         bound = float(layer.error_bound(x).max())  # type: ignore[operator]
-    assert found["largest"] == pytest.approx(float(difference.abs().max()), abs=1e-12)
-    assert found["bound"] == pytest.approx(bound) and found["largest"] <= bound + 1e-12
+    assert response["largest"] == pytest.approx(float(difference.abs().max()), abs=1e-12)
+    assert response["bound"] == pytest.approx(bound) and response["largest"] <= bound + 1e-12
     if alpha is None:
-        assert found["largest"] <= 1e-12
+        assert response["largest"] <= 1e-12
     else:
-        assert found["largest"] > 1e-3
+        assert response["largest"] > 1e-3
 
 
 @pytest.mark.parametrize("side", [1, 2, 3, 4, 5, 7])
 def test_kernels_of_every_side_are_exact_in_the_limit(side: int) -> None:
     kernel = [[float(i - 2 * j) for j in range(side)] for i in range(side)]
-    found = convolution_answers.both(Convolve(kernel=kernel, picture=picture()))
-    assert found["largest"] <= 1e-12 and len(found["shifts"]) == side**2
-    assert [len(found["convolution"]), len(found["convolution"][0])] == [7, 5]
+    response = convolution_responses.compare(CompareRequest(kernel=kernel, picture=picture()))
+    assert response["largest"] <= 1e-12 and len(response["shifts"]) == side**2
+    assert [len(response["convolution"]), len(response["convolution"][0])] == [7, 5]
 
 
 def test_errors_fall_with_alpha_below_their_bound() -> None:
-    found = convolution_answers.errors(Errors(kernel=KERNEL, picture=picture(), alphas=[0.5, 2.0, 8.0]))
-    assert found["errors"] == sorted(found["errors"], reverse=True)
-    assert all(error <= bound for error, bound in zip(found["errors"], found["bounds"], strict=True))
-    one = convolution_answers.both(Convolve(kernel=KERNEL, picture=picture(), alpha=2.0))
-    assert (found["errors"][1], found["bounds"][1]) == (one["largest"], one["bound"])
+    response = convolution_responses.errors(ErrorsRequest(kernel=KERNEL, picture=picture(), alphas=[0.5, 2.0, 8.0]))
+    assert response["errors"] == sorted(response["errors"], reverse=True)
+    assert all(error <= bound for error, bound in zip(response["errors"], response["bounds"], strict=True))
+    single = convolution_responses.compare(CompareRequest(kernel=KERNEL, picture=picture(), alpha=2.0))
+    assert (response["errors"][1], response["bounds"][1]) == (single["largest"], single["bound"])
 
 
 @pytest.mark.parametrize("alpha", [None, 1.5])
-def test_heads_look_at_their_offsets(alpha: float | None) -> None:
-    asked = Heads(size=3, height=7, width=5, row=1, column=2, stride=2, dilation=2, alpha=alpha)
-    answer = convolution_answers.heads(asked)
-    assert dict(answer.headers)["x-shape"] == "9,11,9"
-    weights = np.frombuffer(answer.data, dtype="<f4").reshape(9, 11, 9)
+def test_heads_attend_to_their_offsets(alpha: float | None) -> None:
+    request = HeadsRequest(size=3, height=7, width=5, row=1, column=2, stride=2, dilation=2, alpha=alpha)
+    binary = convolution_responses.head_weights(request)
+    assert dict(binary.headers)["x-shape"] == "9,11,9"
+    weights = np.frombuffer(binary.data, dtype="<f4").reshape(9, 11, 9)
     np.testing.assert_allclose(weights.sum((1, 2)), 1, rtol=1e-6)
     y, x = np.mgrid[:11, :9]
     for head, (dy, dx) in enumerate((dy, dx) for dy in (-2, 0, 2) for dx in (-2, 0, 2)):
         away = (y - (2 + 2 + dy)) ** 2 + (x - (4 + 2 + dx)) ** 2  # the query at 2, 4; two pixels of padding
-        right = (away == 0).astype(float) if alpha is None else np.exp(-alpha * away)
-        np.testing.assert_allclose(weights[head], right / right.sum(), atol=1e-6)
+        expected = (away == 0).astype(float) if alpha is None else np.exp(-alpha * away)
+        np.testing.assert_allclose(weights[head], expected / expected.sum(), atol=1e-6)
 
 
-def test_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sample_images_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise ImportError("the digits come with scikit-learn")
 
-    convolution_pictures.pictures.cache_clear()
-    monkeypatch.setattr(convolution_pictures, "digits", missing)
-    told = convolution_pictures.pictures()
-    convolution_pictures.pictures.cache_clear()
-    assert "scikit-learn" in told["missing"] and {"disc", "stripes", "checker", "text"} <= set(told["pictures"])
-    for rows in told["pictures"].values():
+    convolution_images.sample_images.cache_clear()
+    monkeypatch.setattr(convolution_images, "load_digits", missing)
+    response = convolution_images.sample_images()
+    convolution_images.sample_images.cache_clear()
+    assert "scikit-learn" in response["missing"] and {"disc", "stripes", "checker", "text"} <= set(response["pictures"])
+    for rows in response["pictures"].values():
         assert len(rows) <= 28 and all(len(row) == len(rows) and all(0 <= x <= 1 for x in row) for row in rows)
 
 
 REFUSED = [
-    ({"kernel": [[1, 2]], "picture": [[1]]}, 400, "it must be square"),
-    ({"kernel": [[1]], "picture": [[1, 2], [1]]}, 400, "different lengths"),
-    ({"kernel": KERNEL, "picture": [[1, 2]], "mode": "reflect"}, 400, "reflect takes 1 pixels"),
-    ({"kernel": [[1] * 7] * 7, "picture": [[1] * 28] * 28, "dilation": 3}, 400, "weights are more than"),
+    ({"kernel": [[1, 2]], "picture": [[1]]}, 400, "kernel must"),
+    ({"kernel": [[1]], "picture": [[1, 2], [1]]}, 400, "picture must"),
+    ({"kernel": KERNEL, "picture": [[1, 2]], "mode": "reflect"}, 400, "mode='reflect'"),
+    ({"kernel": [[1] * 7] * 7, "picture": [[1] * 28] * 28, "dilation": 3}, 400, "picture or kernel"),
     ({"kernel": [[1] * 8] * 8, "picture": [[1]]}, 422, "length"),
     ({"kernel": [[1]], "picture": [[1] * 29]}, 422, "length"),
     ({"kernel": [[1]], "picture": [["x"]]}, 422, "float"),
@@ -113,25 +114,26 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("body", "status", "said"), REFUSED)
-def test_what_is_refused(address: str, body: Any, status: int, said: str) -> None:
-    url, headers = address + "api/convolution/both", {"content-type": "application/json"}
+@pytest.mark.parametrize(("body", "status", "mention"), REFUSED)
+def test_what_is_refused(address: str, body: Any, status: int, mention: str) -> None:
+    request = lab_request(address + "api/convolution/both", json.dumps(body).encode())
     with pytest.raises(urllib.error.HTTPError) as error:
-        urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers))
-    assert error.value.code == status and said in json.load(error.value)["error"]
+        urllib.request.urlopen(request)
+    assert error.value.code == status and mention in json.load(error.value)["error"]
 
 
-def test_a_pixel_that_is_not_there_is_refused(address: str) -> None:
+def test_a_pixel_outside_the_output_is_refused(address: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as error:
-        urllib.request.urlopen(address + "api/convolution/heads?size=3&height=8&width=8&row=8&column=0")
-    assert error.value.code == 400 and "the output is 8 × 8" in json.load(error.value)["error"]
+        query = "size=3&height=8&width=8&row=8&column=0"
+        urllib.request.urlopen(lab_request(f"{address}api/convolution/heads?{query}"))
+    assert error.value.code == 400 and "8 × 8" in json.load(error.value)["error"]
 
 
 # The page
 
 
 def shown(tab: Any, *parts: str) -> None:
-    """Waits until what is shown was computed with these parts of a setting."""
+    """Wait until the page shows results of a setting with these parts."""
     tab.wait_for_selector(".convolution" + "".join(f"[data-shown*='{part}']" for part in parts))
 
 
@@ -141,15 +143,15 @@ def largest(tab: Any) -> float:
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_difference_goes_to_zero(lab_page: Any, width: int) -> None:
-    tab = lab_page("?room=convolution&kernel=blur&picture=digit 3&alpha=1", width)
+    tab = lab_page("?page=convolution&kernel=blur&picture=digit 3&alpha=1", width)
     shown(tab, '"alpha":1')
     soft = largest(tab)
-    rows = convolution_pictures.pictures()["pictures"]["digit 3"]
+    rows = convolution_images.sample_images()["pictures"]["digit 3"]
     kernel = [[x * y / 16 for x in (1, 2, 1)] for y in (1, 2, 1)]
-    right = convolution_answers.both(
-        Convolve(kernel=[[round(x, 3) for x in row] for row in kernel], picture=rows, alpha=1.0)
+    expected = convolution_responses.compare(
+        CompareRequest(kernel=[[round(x, 3) for x in row] for row in kernel], picture=rows, alpha=1.0)
     )
-    assert soft == pytest.approx(right["largest"], rel=0.05)  # names are written with three digits
+    assert soft == pytest.approx(expected["largest"], rel=0.05)  # names are written with three digits
     assert float(tab.locator("[data-bound]").get_attribute("data-bound")) >= soft
     slider = tab.get_by_label("α, soft to hard")
     slider.press("End")
@@ -158,9 +160,8 @@ def test_the_difference_goes_to_zero(lab_page: Any, width: int) -> None:
     tab.wait_for_selector("[data-done] .js-plotly-plot")
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_kernels_and_options_are_turned(lab_page: Any, width: int) -> None:
-    tab = lab_page("?room=convolution&picture=disc&alpha=4", width)
+def test_kernels_and_options_can_be_changed(lab_page: Any) -> None:
+    tab = lab_page("?page=convolution&picture=disc&alpha=4")
     shown(tab, '"k":3')
     assert tab.locator(".heads .one").count() == 9
     for side in ("1", "2", "4", "5"):
@@ -181,13 +182,13 @@ def test_kernels_and_options_are_turned(lab_page: Any, width: int) -> None:
     shown(tab, '"mode":"circular"', '"stride":2', '"dilation":3')
     assert fits(tab)
     value = largest(tab)
-    again = lab_page(tab.url[tab.url.index("?") :], width, dark=True)
+    again = lab_page(tab.url[tab.url.index("?") :], 390, dark=True)
     shown(again, '"mode":"circular"', "7.5")
     assert largest(again) == value and fits(again)
 
 
-def test_a_pixel_is_picked_and_heads_are_pointed_at(lab_page: Any) -> None:
-    tab = lab_page("?room=convolution&kernel=identity&picture=disc&alpha=inf&at=2,3")
+def test_a_pixel_and_a_head_can_be_selected(lab_page: Any) -> None:
+    tab = lab_page("?page=convolution&kernel=identity&picture=disc&alpha=inf&at=2,3")
     tab.wait_for_selector(".convolution[data-looked='2,3']")
     canvas = tab.locator("[data-map=attention] canvas")
     canvas.press("ArrowDown")
@@ -199,16 +200,16 @@ def test_a_pixel_is_picked_and_heads_are_pointed_at(lab_page: Any) -> None:
     assert "at=3%2C3" in tab.url
     tab.mouse.click(box["x"] + box["width"] * 5.5 / 12, box["y"] + box["height"] * 6.5 / 12)  # locks
     tab.wait_for_url(re.compile("at=6%2C5"))
-    value = convolution_pictures.pictures()["pictures"]["disc"][6][5]
+    value = convolution_images.sample_images()["pictures"]["disc"][6][5]
     assert f"convolution {value:.2f}" in tab.locator(".readout").inner_text()
     tab.locator("#theme").click()  # everything is painted anew
     tab.locator(".heads .one").nth(5).hover()
-    tab.locator("p", has_text="Head 6 looks 1 right from its query: weight 1.00 there").wait_for()
+    tab.locator("p", has_text="Head 6 attends to the pixel 1 right of its query: weight 1.00 there").wait_for()
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_a_picture_is_drawn(lab_page: Any, width: int) -> None:
-    tab = lab_page("?room=convolution&picture=point&alpha=1", width)
+def test_an_image_can_be_drawn(lab_page: Any, width: int) -> None:
+    tab = lab_page("?page=convolution&picture=point&alpha=1", width)
     shown(tab, '"picture":"point"')
     tab.get_by_role("button", name="clear").click()
     shown(tab, '"picture":"own"')
@@ -228,9 +229,18 @@ def test_a_picture_is_drawn(lab_page: Any, width: int) -> None:
     assert fits(tab)
 
 
-def test_what_a_padding_cannot_do_is_not_offered(lab_page: Any) -> None:
-    tab = lab_page("?room=convolution&k=7&picture=digit 1&mode=reflect&alpha=8")
+def test_impossible_paddings_are_disabled(lab_page: Any) -> None:
+    tab = lab_page("?page=convolution&k=7&picture=digit 1&mode=reflect&alpha=8")
     shown(tab, '"mode":"reflect"')
+    # A message vanishes after seconds, perhaps before a busy machine reads it.
+    tab.evaluate("""() => {
+      window.messages = [];
+      new MutationObserver((changes) => {
+        for (const change of changes) for (const node of change.addedNodes) window.messages.push(node.textContent);
+      }).observe(document.getElementById("notes"), { childList: true });
+    }""")
     tab.get_by_label("dilation").select_option("3")
     shown(tab, '"mode":"zeros"', '"dilation":3')
     assert tab.locator("option[value=reflect]").is_disabled() and tab.locator("option[value=circular]").is_disabled()
+    assert "too small" in tab.locator("option[value=reflect]").text_content()
+    assert any("reflect would copy 9 pixels" in message for message in tab.evaluate("window.messages"))

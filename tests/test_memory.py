@@ -1,4 +1,4 @@
-"""Memory grows with n, never with n²: forward, backward and observables, as benchmarks/memory.py measures it."""
+"""Memory grows with n, never with n²: forward, backward and observables, as scripts/measure/memory.py measures it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).resolve().parent.parent / "benchmarks" / "memory.py"
+PROGRAM = Path(__file__).resolve().parent.parent / "scripts" / "measure" / "memory.py"
 
 
 def extra_bytes(n: int, observe: bool) -> int:

@@ -7,115 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import in_float64, make, transformers, write
+from support.checkpoints import in_float64, make, transformers, write
+from support.model_configs import (
+    ALL,
+    DECODERS,
+    ENCODERS,
+    IMAGES,
+    LENGTHS,
+    SEQ2SEQ,
+    V,
+    ids,
+    name,
+    real_rows,
+)
 from torch import Tensor
 
 from regard import Observe
 from regard.models import TextDecoder, load
-
-V = 37
-TEXT = {"vocab_size": V, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
-BERT = TEXT | {"max_position_embeddings": 19}
-DISTIL = {"vocab_size": V, "dim": 10, "n_layers": 3, "n_heads": 5, "hidden_dim": 14, "max_position_embeddings": 13}
-ENCODERS: list[tuple[str, dict[str, Any]]] = [
-    ("BertModel", BERT),
-    ("BertModel", BERT | {"hidden_act": "gelu_new", "type_vocab_size": 5, "num_hidden_layers": 1}),
-    ("BertForMaskedLM", BERT | {"hidden_act": "relu"}),
-    ("BertForPreTraining", BERT | {"layer_norm_eps": 1e-3}),
-    ("BertForSequenceClassification", BERT | {"num_labels": 5}),
-    ("BertForTokenClassification", BERT | {"num_labels": 3, "num_attention_heads": 1}),
-    ("BertForQuestionAnswering", BERT | {"hidden_size": 15, "num_attention_heads": 5}),
-    ("BertForNextSentencePrediction", BERT),
-    ("RobertaModel", BERT | {"pad_token_id": 1}),
-    ("RobertaForMaskedLM", BERT | {"pad_token_id": 3, "type_vocab_size": 1}),
-    ("RobertaForSequenceClassification", BERT | {"num_labels": 7}),
-    ("RobertaForTokenClassification", BERT | {"num_labels": 4, "hidden_act": "gelu_new"}),
-    ("DistilBertModel", DISTIL),
-    ("DistilBertForMaskedLM", DISTIL | {"activation": "relu"}),
-    ("DistilBertForSequenceClassification", DISTIL | {"num_labels": 3}),
-    ("DistilBertForTokenClassification", DISTIL | {"n_layers": 1}),
-    ("DistilBertForQuestionAnswering", DISTIL),
-]
-GPT2 = {"vocab_size": V, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 19, "bos_token_id": 0}
-GPT2 |= {"eos_token_id": 36, "pad_token_id": 36}
-LLAMA = TEXT | {"max_position_embeddings": 16, "num_key_value_heads": 1, "eos_token_id": 36, "pad_token_id": 36}
-
-
-def rope(kind: str, **entries: Any) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_type": kind, "rope_theta": 100.0, **entries}}
-
-
-DECODERS: list[tuple[str, dict[str, Any]]] = [
-    ("GPT2LMHeadModel", GPT2),
-    ("GPT2LMHeadModel", GPT2 | {"n_inner": 17, "activation_function": "relu", "tie_word_embeddings": False}),
-    ("GPT2LMHeadModel", GPT2 | {"scale_attn_by_inverse_layer_idx": True, "n_layer": 3}),
-    ("GPT2LMHeadModel", GPT2 | {"scale_attn_weights": False, "layer_norm_epsilon": 1e-3}),
-    ("GPT2LMHeadModel", GPT2 | {"n_embd": 10, "n_head": 1, "activation_function": "gelu"}),
-    ("GPT2Model", GPT2 | {"n_head": 2}),
-    ("LlamaForCausalLM", LLAMA),
-    ("LlamaForCausalLM", LLAMA | {"num_key_value_heads": 3, "head_dim": 10, "attention_bias": True, "mlp_bias": True}),
-    ("LlamaForCausalLM", LLAMA | {"tie_word_embeddings": True} | rope("linear", factor=3.0)),
-    ("LlamaForCausalLM", LLAMA | rope("dynamic", factor=2.0)),
-    ("LlamaForCausalLM", LLAMA | {"head_dim": 16} | rope("yarn", factor=4.0, original_max_position_embeddings=8)),
-    (
-        "LlamaForCausalLM",
-        LLAMA
-        | {"head_dim": 16}
-        | rope("yarn", factor=4.0, beta_fast=8.0, mscale=1.5, mscale_all_dim=0.7, truncate=False)
-        | {"num_hidden_layers": 1},
-    ),
-    (
-        "LlamaForCausalLM",
-        LLAMA
-        | {"head_dim": 12}
-        | rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
-    ),
-    (
-        "LlamaForCausalLM",
-        LLAMA
-        | rope("longrope", short_factor=[1.0, 1.5], long_factor=[2.0, 4.0], original_max_position_embeddings=6)
-        | {"num_attention_heads": 3},
-    ),
-    ("LlamaModel", LLAMA | {"hidden_act": "gelu"}),
-    ("MistralForCausalLM", LLAMA | {"sliding_window": 4}),
-    ("MistralForCausalLM", LLAMA | {"sliding_window": None, "num_key_value_heads": 3}),
-    ("Qwen2ForCausalLM", LLAMA | {"tie_word_embeddings": True}),
-    (
-        "Qwen2ForCausalLM",
-        LLAMA | {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1, "num_hidden_layers": 3},
-    ),
-    ("Qwen3ForCausalLM", LLAMA | {"head_dim": 8, "attention_bias": True}),
-    ("Qwen3Model", LLAMA | {"head_dim": 6}),
-]
-T5 = {"vocab_size": V, "d_model": 12, "d_kv": 5, "d_ff": 20, "num_layers": 2, "num_heads": 3}
-T5 |= {"decoder_start_token_id": 0, "eos_token_id": 36}
-SEQ2SEQ: list[tuple[str, dict[str, Any]]] = [
-    ("T5ForConditionalGeneration", T5),
-    ("T5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
-    ("T5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-silu", "num_decoder_layers": 1}),
-    ("T5ForConditionalGeneration", T5 | {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 6}),
-    ("T5ForConditionalGeneration", T5 | {"num_heads": 1, "d_kv": 7, "layer_norm_epsilon": 1e-3}),
-    ("T5Model", T5 | {"feed_forward_proj": "gelu"}),
-    ("T5EncoderModel", T5 | {"num_layers": 3}),
-]
-VIT = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20, "patch_size": 4}
-IMAGES: list[tuple[str, dict[str, Any]]] = [
-    ("ViTForImageClassification", VIT | {"image_size": 12, "num_labels": 5}),
-    ("ViTForImageClassification", VIT | {"image_size": (8, 12), "num_labels": 3, "qkv_bias": False}),
-    ("ViTForImageClassification", VIT | {"image_size": 8, "num_channels": 1, "hidden_act": "relu"}),
-    ("ViTForImageClassification", VIT | {"image_size": 8, "layer_norm_eps": 1e-3, "num_hidden_layers": 1}),
-    ("ViTModel", VIT | {"image_size": 8}),
-    ("ViTModel", VIT | {"image_size": 16, "hidden_size": 10, "num_attention_heads": 5}),
-]
-LENGTHS = [7, 4, 1]
-
-
-def name(case: tuple[str, dict[str, Any]]) -> str:
-    return case[0]
-
-
-def ids(batch: int = 3, n: int = 7, seed: int = 1) -> Tensor:
-    return torch.randint(4, V - 1, (batch, n), generator=torch.Generator().manual_seed(seed))
 
 
 def result(output: Any) -> Tensor:
@@ -131,10 +39,6 @@ def result(output: Any) -> Tensor:
 def close(ours: Tensor, theirs: Tensor, bound: float) -> None:
     assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
     assert (ours - theirs).abs().max() <= bound * (1 + theirs.abs().max())
-
-
-def real_rows(n: int) -> Tensor:
-    return torch.arange(n) < torch.tensor(LENGTHS).unsqueeze(-1)
 
 
 def both(case: tuple[str, dict[str, Any]], folder: Path) -> tuple[Any, Any]:
@@ -153,15 +57,15 @@ def test_text_encoders(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None
     for dtype, bound in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
         with torch.no_grad():
             expected = result(theirs.to(dtype)(tokens, attention_mask=real.long(), **given))
-            found = ours.to(dtype)(tokens, types=types, padding=real)
+            found = ours.to(dtype)(tokens, token_types=types, padding=real)
         seen = real if found.ndim == 3 else slice(None)
         close(found[seen], expected[seen], bound)
         with torch.no_grad():
-            assert torch.equal(ours(tokens, types=types, padding=LENGTHS)[seen], found[seen])
+            assert torch.equal(ours(tokens, token_types=types, padding=LENGTHS)[seen], found[seen])
     if case[0] in ("BertModel", "RobertaModel"):
         close(ours.pooled(found), theirs(tokens, attention_mask=real.long(), **given).pooler_output, 1e-10)
     if case[0] == "BertForPreTraining":
-        pooled = ours.pooled(ours.hidden(tokens, types=types, padding=real))
+        pooled = ours.pooled(ours.hidden_states(tokens, token_types=types, padding=real))
         expected = theirs(tokens, attention_mask=real.long(), **given).seq_relationship_logits
         close(ours.next_sentence(pooled), expected, 1e-10)
 
@@ -171,7 +75,7 @@ def test_text_decoders(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None
     """With padding on the right, on the left, and longer than a rotary model was trained for."""
     theirs, ours = both(case, tmp_path)
     rotary = ours.decoder.blocks[0].attention.position
-    lengths = (7,) if ours.longest else (7, 23)
+    lengths = (7,) if ours.max_positions else (7, 23)
     # In float64 once as they are, with norms and angles in float32, and once with these in float64 too.
     for dtype, bound in ((torch.float32, 1e-5), (torch.float64, 2e-6), (torch.float64, 1e-10)):
         ours, theirs = ours.to(dtype), in_float64(theirs, rotary) if bound == 1e-10 else theirs.to(dtype)
@@ -185,13 +89,13 @@ def test_text_decoders(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None
             left = right.flip(-1)
             at = (left.cumsum(-1) - 1).clamp(min=0)
             with torch.no_grad():
-                found = ours(tokens, padding=left, at=at)
+                found = ours(tokens, padding=left, position_ids=at)
                 expected = result(theirs(tokens, attention_mask=left.long(), position_ids=at, use_cache=False))
             close(found[left], expected[left], bound)
 
 
 def _first(model: Any, n: int) -> bool:
-    return model.trained is not None and n > model.trained and not model._warned
+    return model.trained_length is not None and n > model.trained_length and not model._warned_of_length
 
 
 class _nothing:
@@ -246,7 +150,7 @@ def test_decoders_write_what_transformers_writes(case: tuple[str, dict[str, Any]
         given = {"attention_mask": real, "max_new_tokens": 9, "do_sample": False, "use_cache": False}
         uncached = theirs.generate(padded, **given)[:, n:]
         # Only longrope turns kept keys otherwise than new ones, beyond its trained length.
-        assert torch.equal(uncached, expected) or "short_factor" in ours.config.part("rope_parameters")
+        assert torch.equal(uncached, expected) or "short_factor" in ours.config.section("rope_parameters")
         assert torch.equal(ours.generate(prompts, 9, cache=False), uncached)
         assert torch.equal(torch.stack(list(ours.stream(prompts, 9)), dim=1), expected)
 
@@ -263,9 +167,6 @@ def test_encoder_decoders_write_what_transformers_writes(case: tuple[str, dict[s
         expected = theirs.generate(padded, attention_mask=real, max_new_tokens=9, do_sample=False)[:, 1:]
         assert torch.equal(ours.generate(prompts, 9), expected)
         assert torch.equal(ours.generate(prompts, 9, cache=False), expected)
-
-
-ALL = [*ENCODERS, *DECODERS, *SEQ2SEQ, *IMAGES]
 
 
 @pytest.mark.parametrize("case", ALL, ids=name)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import make, write
-from commands import command
-from test_models import ALL, name
+from support.checkpoints import make, write
+from support.commands import command
+from support.model_configs import ALL, name
 from torch import nn
 
 from regard import Sinusoidal
@@ -25,7 +25,7 @@ def check(model: nn.Module) -> str:
     """The rows, the printed rows and the parameters have one sum; every line but the title has one width."""
     found, count = describe(model), sum(p.numel() for p in model.parameters())
     assert found.parameters == count == sum(row.parameters for row in found.rows)
-    assert all(row.count >= 1 and row.each >= 1 for row in found.rows)
+    assert all(row.count >= 1 and row.parameters_each >= 1 for row in found.rows)
     title, *table = str(found).splitlines()
     assert len({len(line) for line in table}) == 1
     rows = [line for line in table[3:-2] if len(numbers(line)) >= 2]  # others name the place of those below
@@ -44,12 +44,12 @@ def test_rows_add_up(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
 
 def test_equal_layers_share_a_row_and_others_do_not() -> None:
     model = Decoder(12, heads=3, layers=3, vocab=37)
-    assert [row.where for row in describe(model).rows if "attention" in row.where] == [
+    assert [row.path for row in describe(model).rows if "attention" in row.path] == [
         "blocks.0–2.attention",
         "blocks.0–2.attention_norm",
     ]
     model.blocks[2].feedforward = nn.Linear(12, 12)
-    rows = {row.where: row.count for row in describe(model).rows}
+    rows = {row.path: row.count for row in describe(model).rows}
     assert rows["blocks.0–1.feedforward"] == 2 and rows["blocks.2.feedforward"] == 1
     check(model)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import make, write
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_models import BERT, DECODERS, ENCODERS, GPT2, IMAGES, LLAMA, SEQ2SEQ, VIT, V, ids, name
+from support.checkpoints import make, write
+from support.model_configs import BERT, DECODERS, ENCODERS, GPT2, IMAGES, LLAMA, SEQ2SEQ, VIT, V, ids, name
 from torch import Tensor, nn
 
 from regard.models import load
@@ -117,7 +117,7 @@ def test_base_models_with_and_without_their_prefix(case: Case, tmp_path: Path) -
     """A headless file of a model with a head says what is missing; T5 has no prefix."""
     folder = write(make(*case), tmp_path)
     model = load(folder)
-    prefix = model.table.prefix
+    prefix = model.keys.prefix
     stripped = load(rewritten(folder, lambda tensors: {k.removeprefix(prefix): x for k, x in tensors.items()}))
     same(stripped, model)
 

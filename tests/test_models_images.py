@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import make, write
 from PIL import Image
-from test_models import VIT
+from support.checkpoints import make, write
+from support.model_configs import VIT
 from torch import Tensor
 from transformers import CLIPImageProcessorPil, ViTImageProcessorPil
 
-from regard.config import Config
+from regard._config_json import Config
 from regard.models import load
-from regard.models.images import Preprocessor
+from regard.models._images import Preprocessor
 
 SHAPES = [(31, 23), (8, 12), (5, 47), (100, 3), (13, 13)]
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -70,7 +70,7 @@ def test_without_a_resize() -> None:
     image = Image.fromarray(pictures(3)[0])
     theirs = ViTImageProcessorPil(do_resize=False)(image)["pixel_values"]
     close(Preprocessor(Config(do_resize=False), (31, 23))(image), theirs)
-    with pytest.raises(ValueError, match=r"a picture of \[31, 23\] pixels is left; this model takes \[8, 8\]"):
+    with pytest.raises(ValueError, match=r"the image has \[31, 23\] pixels; this model takes \[8, 8\]"):
         Preprocessor(Config(do_resize=False), (8, 8))(image)
 
 
@@ -143,10 +143,10 @@ def test_files_that_are_no_pictures(tmp_path: Path) -> None:
         ("huge.png", header_of(60_000, 60_000)),
     ):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ValueError, match=rf"{name} is no picture that can be read: ") as caught:
+        with pytest.raises(ValueError, match=rf"{name} is not an image that can be read: ") as caught:
             ours([tmp_path / "good.png", tmp_path / name])
         assert "\n" not in str(caught.value) and str(caught.value).count(name) == 1
-    with pytest.raises(ValueError, match="is no picture that can be read"):
+    with pytest.raises(ValueError, match="must be a regular file, got a folder"):
         ours(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"nowhere\.png"):
         ours(tmp_path / "nowhere.png")
@@ -155,10 +155,10 @@ def test_files_that_are_no_pictures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (3, "pictures must be files, PIL pictures or arrays of bytes, got 3"),
-        ([], r"pictures must be .* got \[\]"),
-        ([3], "a picture must be a file, a PIL picture or an array of bytes, got 3"),
-        (np.zeros((4, 4, 3)), r"bytes \[height, width\] or \[height, width, 3\], got float64 \(4, 4, 3\)"),
+        (3, "images must be .* got 3"),
+        ([], r"images must be .* got \[\]"),
+        ([3], "an image must be .* got 3"),
+        (np.zeros((4, 4, 3)), r"array .* got float64 \(4, 4, 3\)"),
         (np.zeros((3, 4, 5), np.uint8), r"got uint8 \(3, 4, 5\)"),
         (np.zeros((4, 4, 1), np.uint8), r"got uint8 \(4, 4, 1\)"),
         (np.zeros(4, np.uint8), r"got uint8 \(4,\)"),
@@ -174,12 +174,12 @@ def test_a_model_reads_its_own_settings(tmp_path: Path) -> None:
     write(make("ViTForImageClassification", VIT | {"image_size": (8, 12), "num_labels": 3}), tmp_path)
     images = [Image.fromarray(x) for x in pictures(3)]
     plain = load(tmp_path)
-    close(plain.images(images), ViTImageProcessorPil(size=(8, 12))(images)["pixel_values"])
+    close(plain.preprocessor(images), ViTImageProcessorPil(size=(8, 12))(images)["pixel_values"])
     theirs = ViTImageProcessorPil(size={"height": 8, "width": 12}, resample=3, image_mean=MEAN, image_std=STD)
     theirs.save_pretrained(tmp_path)
     model = load(tmp_path)
-    close(model.images(images), theirs(images)["pixel_values"])
-    assert not torch.equal(model.images(images), plain.images(images))
+    close(model.preprocessor(images), theirs(images)["pixel_values"])
+    assert not torch.equal(model.preprocessor(images), plain.preprocessor(images))
     with torch.no_grad():
-        assert model(model.images(images)).shape == (5, 3)
+        assert model(model.preprocessor(images)).shape == (5, 3)
     assert model.labels == ["LABEL_0", "LABEL_1", "LABEL_2"]

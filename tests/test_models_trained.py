@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import transformers
+from support.checkpoints import transformers
+from support.trained import ROOT, packaged
 from torch import Tensor
-from trained import ROOT, packaged
 
 from regard import Observe
 from regard.models import TextDecoder, TextEncoder, describe, load
@@ -21,12 +21,12 @@ SENTENCES = ["A man is eating food.", "Someone eats a meal.", "The stock market 
 
 @torch.no_grad()
 def embedded(model: TextEncoder, texts: list[str]) -> Tensor:
-    rows = [model.text.encode(text) for text in texts]
+    rows = [model.tokenizer.encode(text) for text in texts]
     lengths = torch.tensor([len(row) for row in rows])
     ids = torch.zeros(len(rows), int(lengths.max()), dtype=torch.int64)
     for i, row in enumerate(rows):
         ids[i, : len(row)] = torch.tensor(row)
-    return model.sentence(ids, padding=lengths)
+    return model.sentence_embedding(ids, padding=lengths)
 
 
 def test_sentences_that_mean_the_same_are_close(minilm: TextEncoder) -> None:
@@ -49,7 +49,7 @@ def test_sentence_embeddings_are_theirs(minilm: TextEncoder) -> None:
 
 
 def test_every_head_of_it_can_be_watched(minilm: TextEncoder) -> None:
-    ids = torch.tensor([minilm.text.encode(SENTENCES[2])])
+    ids = torch.tensor([minilm.tokenizer.encode(SENTENCES[2])])
     with torch.no_grad():
         _, seen = minilm(ids, observe=Observe(map=8))
     assert len(seen) == 6 and all(o.entropy.shape == (1, 12, ids.shape[1]) for o in seen.values())
@@ -65,7 +65,7 @@ def test_smollm2_knows_the_capital_of_france(smollm2: Path) -> None:
     assert "".join(model.stream(prompt, 40, end=None)) == text
     theirs = transformers.AutoModelForCausalLM.from_pretrained(smollm2).eval()
     theirs.generation_config.eos_token_id = None
-    ids = torch.tensor([model.text.encode(prompt)])
+    ids = torch.tensor([model.tokenizer.encode(prompt)])
     expected = theirs.generate(ids, max_new_tokens=40, do_sample=False)[:, ids.shape[1] :]
     assert torch.equal(model.generate(ids, 40, end=None), expected)
     assert torch.equal(model.generate(ids, 40, end=None, cache=False), expected)
@@ -76,7 +76,7 @@ def test_smollm2_knows_the_capital_of_france(smollm2: Path) -> None:
 def test_smollm2_loads_without_a_second_copy(smollm2: Path) -> None:
     """Peak memory of loading and one token, in a process of its own, is below 1.3 × the file."""
     code = f"import sys; sys.argv = ['decode.py', {str(smollm2)!r}, '--load']; import runpy; "
-    code += f"runpy.run_path({str(ROOT / 'benchmarks' / 'decode.py')!r}, run_name='__main__')"
+    code += f"runpy.run_path({str(ROOT / 'scripts' / 'measure' / 'decode.py')!r}, run_name='__main__')"
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     found = {line.rsplit(maxsplit=1)[0].strip(): line.rsplit(maxsplit=1)[1] for line in printed.splitlines()}
     assert float(found["load + 1 token peak / file"]) < 1.3

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
-import plain
 import pytest
 import torch
-from cases import CHOICES, Case, build, pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_operator import gradients, seeded, with_gradients
+from support import dense_attention
+from support.cases import CHOICES, Case, build, pairs
+from support.operator_runs import check_native
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
 from regard import Causal, Dense, Observe, Padding, Window
+from regard._lowered_scores import NO_POSITION, Bias, RelativeTerm
 from regard.kernels import native
-from regard.scores import NOWHERE, Bias, RelativeTerm
 
-pytestmark = pytest.mark.skipif(not native.built(), reason="the pure package has no native kernel")
+pytestmark = pytest.mark.skipif(not native.built(), reason="the native module was not built")
 SETS = native.instruction_sets() or ("none",)
 SIZES = st.sampled_from([0, 1, 3, 7, 15, 16, 17, 33, 63, 64, 65, 130])
 WIDTHS = st.sampled_from([1, 2, 3, 5, 8, 15, 16, 17, 33, 64])
@@ -42,54 +41,12 @@ def isa(request, monkeypatch):
     return request.param
 
 
-def run(case: Case, dtype: torch.dtype, call) -> list[torch.Tensor]:
-    leaves = [x.detach().float().to(dtype).requires_grad_() for x in (case.q, case.k, case.v)]
-    options, learned = with_gradients(case)
-    out = call(*leaves, **options)
-    return [out, *gradients(out, leaves + learned)]
-
-
-def check(case: Case) -> None:
-    """Output and all gradients within a few roundings of float64's, where scores reach that far more of them.
-
-    A weight is e^(s − high) / total: its relative error is the error of s, which is a few roundings of the largest |s|
-    and of the products that were summed to q·k, however small their sum (or what a softcap makes of it) is.
-    """
-    if case.options["scale"] == math.inf:  # else one rounding may decide which of two keys is best
-        case = replace(case, q=plain.on_grid(case.q), k=plain.on_grid(case.k))
-    seed = seeded() if case.options["dropout"] else None
-    ours = run(case, torch.float32, lambda *a, **o: regard.attention(*a, **o, backend="native"))
-    logits: list[torch.Tensor] = []
-
-    def truth(*args, **options) -> torch.Tensor:
-        out, _, _, s = plain.attention(*args, **options, seed=seed)
-        logits.append(s.detach())
-        return out
-
-    exact = run(case, torch.float64, truth)
-    seen = logits[0][logits[0] > -math.inf]
-    reach = seen.abs().max().item() if seen.numel() else 0.0
-    largest = max((x.abs().max().item() for x in exact if x.numel()), default=0.0)
-    scale = case.q.shape[-1] ** -0.5 if case.options["scale"] is None else case.options["scale"]
-    terms = 0.0
-    if scale not in (0, math.inf) and case.q.numel() and case.k.numel():
-        terms = scale * (case.q.norm(dim=-1).max() * case.k.norm(dim=-1).max()).item()
-    rows = case.q.numel() / case.q.shape[-1]  # the gradient of a value that all rows share is a sum over them
-    floor = (2e-5 + torch.finfo(torch.float32).eps * (8 * reach + terms + rows / 4)) * (1 + largest)
-    for at, (a, b) in enumerate(zip(ours, exact, strict=True)):
-        assert a.isfinite().all()
-        if a.numel() and (a - b).abs().max() > floor:
-            # Large sums that cancel over a batch that is broadcast: the formula in float32 loses as much.
-            own = run(case, torch.float32, lambda *a, **o: plain.attention(*a, **o, seed=seed)[0])[at]
-            assert (a - b).abs().max() <= 2 * (own - b).abs().max()
-
-
 @given(CASES, st.sampled_from(SETS))
 @settings(max_examples=300)
 def test_equals_the_plain_formula(case: Case, name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "instruction_set", lambda: name)
-        check(case)
+        check_native(case)
 
 
 @pytest.mark.full
@@ -98,7 +55,7 @@ def test_equals_the_plain_formula(case: Case, name: str) -> None:
 def test_equals_the_plain_formula_often(case: Case, name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "instruction_set", lambda: name)
-        check(case)
+        check_native(case)
 
 
 def test_every_pair_of_options() -> None:
@@ -106,12 +63,12 @@ def test_every_pair_of_options() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(native, "instruction_set", lambda s=seed: SETS[s % len(SETS)])
             try:
-                check(build(choice, 19, 23, 3, 5, seed))
+                check_native(build(choice, 19, 23, 3, 5, seed))
             except Exception as error:
                 raise AssertionError(f"with {choice}") from error
 
 
-def sdpa(q, k, v, grad, dtype, **options):
+def run_sdpa(q, k, v, grad, dtype, **options):
     leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION if dtype != torch.float64 else SDPBackend.MATH):
         out = F.scaled_dot_product_attention(*leaves, **options)
@@ -119,22 +76,22 @@ def sdpa(q, k, v, grad, dtype, **options):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("reach", [1, 60])
+@pytest.mark.parametrize("largest_logit", [1, 60])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_error_against_torchs_own(isa: str, dtype: torch.dtype, reach: int, causal: bool) -> None:
-    """Forward within 2 ×, gradients within 3 × torch's error; scores up to ±``reach``; half precision no worse."""
+def test_error_against_torchs_own(isa: str, dtype: torch.dtype, largest_logit: int, causal: bool) -> None:
+    """The forward pass is within 2 × and gradients are within 3 × torch's error, in every dtype."""
     g = torch.Generator().manual_seed(0)
     q, k, v, grad = (torch.randn(1, 2, 257, 64, generator=g) for _ in range(4))
-    if reach > 1:
-        q = q * (reach / (q @ k.transpose(-1, -2) / 8).abs().max())
+    if largest_logit > 1:
+        q = q * (largest_logit / (q @ k.transpose(-1, -2) / 8).abs().max())
     q, k, v, grad = (x.to(dtype) for x in (q, k, v, grad))
-    exact, exact_grads = sdpa(q, k, v, grad, torch.float64, is_causal=causal)
-    torchs, torchs_grads = sdpa(q, k, v, grad, dtype, is_causal=causal)
+    exact, exact_grads = run_sdpa(q, k, v, grad, torch.float64, is_causal=causal)
+    torch_out, torch_grads = run_sdpa(q, k, v, grad, dtype, is_causal=causal)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     ours = regard.attention(*leaves, mask=Causal() if causal else None, backend="native")
     eps = torch.finfo(dtype).eps
-    assert (ours - exact).abs().max() <= 2 * (torchs - exact).abs().max() + eps / 4
-    for a, b, c in zip(torch.autograd.grad(ours, leaves, grad), torchs_grads, exact_grads, strict=True):
+    assert (ours - exact).abs().max() <= 2 * (torch_out - exact).abs().max() + eps / 4
+    for a, b, c in zip(torch.autograd.grad(ours, leaves, grad), torch_grads, exact_grads, strict=True):
         assert (a - c).abs().max() <= 3 * (b - c).abs().max() + eps * c.abs().max() / 4
 
 
@@ -154,8 +111,8 @@ def test_observables_equal_the_references(case: Case, name: str, data) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "instruction_set", lambda: name)
         out, ours = regard.attention(q, k, v, observe=observe, backend="native", **(case.options | {"dropout": 0.0}))
-        unseen = regard.attention(q, k, v, backend="native", **(case.options | {"dropout": 0.0}))
-        assert torch.equal(out, unseen)
+        without = regard.attention(q, k, v, backend="native", **(case.options | {"dropout": 0.0}))
+        assert torch.equal(out, without)
     exact = (q.double(), k.double(), v.double())
     _, theirs = regard.attention(*exact, observe=observe, backend="reference", **(case.options | {"dropout": 0.0}))
     for field in ("lse", "entropy", "peak", "offset", "distance", "sink", "local", "map", "key_mass", "profile", "top"):
@@ -169,7 +126,7 @@ def test_observables_equal_the_references(case: Case, name: str, data) -> None:
     assert torch.equal(ours.peak_at < 0, theirs.peak_at < 0)
     # the highest key is one whose weight equals the exact highest to rounding
     if ours.peak_at.numel():
-        A = plain.attention(*exact, **(case.options | {"dropout": 0.0}))[1]
+        A = dense_attention.attention(*exact, **(case.options | {"dropout": 0.0}))[1]
         if A.shape[-1]:
             there = A.gather(-1, ours.peak_at.clamp(min=0).unsqueeze(-1)).squeeze(-1)
             assert torch.allclose(there, theirs.peak * (ours.peak_at >= 0), atol=2e-4)
@@ -181,22 +138,25 @@ def test_observables_equal_the_references(case: Case, name: str, data) -> None:
 @given(CASES.filter(lambda c: c.choice["values"] != "large"), st.sampled_from(SETS), st.data())
 @settings(max_examples=150)
 def test_tiles_are_the_references(case: Case, name: str, data) -> None:
-    """Any run of rows and keys, pooled to any size, from the rows' sums."""
+    """Any run of rows and keys, pooled to any size, from row_max and row_sum."""
     q, k, v = (x.float() for x in (case.q, case.k, case.v))
-    _, seen = regard.attention(q, k, v, observe=Observe(keep=True), **(case.options | {"dropout": 0.0}))
-    if not q.numel() or not seen.counted.shape[0]:
+    _, observation = regard.attention(q, k, v, observe=Observe(keep=True), **(case.options | {"dropout": 0.0}))
+    if not q.numel() or not observation.counted.shape[0]:
         return
-    head, batch = data.draw(st.integers(0, q.shape[-3] - 1)), data.draw(st.integers(0, seen.counted.shape[0] - 1))
+    head, batch = (
+        data.draw(st.integers(0, q.shape[-3] - 1)),
+        data.draw(st.integers(0, observation.counted.shape[0] - 1)),
+    )
     places = []
-    for size in (seen.n, seen.m):
+    for size in (observation.n, observation.m):
         begin = data.draw(st.integers(0, max(0, size - 1)))
         places.append(slice(begin, data.draw(st.integers(begin, size))))
     side = data.draw(st.sampled_from([1, 2, 5, 64]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "instruction_set", lambda: name)
-        ours = seen.tile(head, *places, side, batch=batch)
+        ours = observation.tile(head, *places, side, batch=batch)
         patch.setattr(native, "refusal", lambda q: "not here")
-        theirs = seen.tile(head, *places, side, batch=batch)
+        theirs = observation.tile(head, *places, side, batch=batch)
     assert ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=2e-4, atol=2e-4, equal_nan=True)
 
 
@@ -207,19 +167,30 @@ def test_threads_do_not_change_a_bit(isa: str, dtype: torch.dtype) -> None:
     bias, table = torch.randn(1, 1, 190, 205), regard.RelativeTable(6, 5)
     results = []
     before = torch.get_num_threads()
-    few = [torch.randn(1, 2, 5, 24).to(dtype), *(torch.randn(1, 1, 3000, 24).to(dtype) for _ in range(2))]
+    decode_inputs = [torch.randn(1, 2, 5, 24).to(dtype), *(torch.randn(1, 1, 3000, 24).to(dtype) for _ in range(2))]
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        thin = [x.clone().requires_grad_() for x in few]
-        decoded, watched = regard.attention(*thin, observe=Observe(map=8), backend="native")
+        decode_leaves = [x.clone().requires_grad_() for x in decode_inputs]
+        decoded, decode_observation = regard.attention(*decode_leaves, observe=Observe(map=8), backend="native")
         fresh = [x.clone().requires_grad_() for x in (*leaves, bias)]
-        out, seen = regard.attention(
+        out, observation = regard.attention(
             *fresh[:3], bias=fresh[3], mask=Causal() & Window(99), observe=Observe(map=16), backend="native"
         )
         other = regard.attention(*fresh[:3], bias=table, backend="native")
         grads = torch.autograd.grad(out.float().sum() + (other * other).float().sum(), [*fresh, table.weight])
-        grads += torch.autograd.grad(decoded.float().sum(), thin)
-        results.append([out, other, seen.map, seen.entropy, decoded, watched.map, watched.entropy, *grads])
+        grads += torch.autograd.grad(decoded.float().sum(), decode_leaves)
+        results.append(
+            [
+                out,
+                other,
+                observation.map,
+                observation.entropy,
+                decoded,
+                decode_observation.map,
+                decode_observation.entropy,
+                *grads,
+            ]
+        )
     torch.set_num_threads(before)
     for one, two, three in zip(*results, strict=True):
         assert torch.equal(one, two) and torch.equal(one, three)
@@ -240,10 +211,10 @@ LONG = {
 @pytest.mark.parametrize("n", [1, 3, 17])
 @pytest.mark.parametrize("name", LONG)
 def test_few_queries_and_many_keys(full_tiles, isa: str, name: str, n: int) -> None:
-    """Keys are cut into parts that are joined; gradients of few heads too. Output, gradients and observables."""
+    """Keys are split into parts that are merged: output, gradients and observables."""
     choice = {option: choices[0] for option, choices in CHOICES.items()} | {"heads": "one"} | LONG[name]
     case = build(choice, n, 4200, 20, 36, 3)
-    check(case)
+    check_native(case)
     options = case.options | {"dropout": 0.0}
     q, k, v = (x.float() for x in (case.q, case.k, case.v))
     observe = Observe(map=7, sink=3, local=2)
@@ -258,8 +229,8 @@ def test_few_queries_and_many_keys(full_tiles, isa: str, name: str, n: int) -> N
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("heads", [1, 6])
-def test_decoding_reads_half_precision_as_it_is(full_tiles, isa: str, dtype: torch.dtype, heads: int) -> None:
-    """One head reads keys in their own dtype, heads that share keys a converted block; widths with a remainder."""
+def test_decoding_reads_half_precision_without_conversion(full_tiles, isa: str, dtype: torch.dtype, heads: int) -> None:
+    """One head reads keys in their own dtype; heads that share keys read a converted block. Widths have a remainder."""
     g = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, heads, 1, 83, generator=g).to(dtype), torch.randn(2, 1, 700, 83, generator=g).to(dtype)
     v = torch.randn(2, 1, 700, 77, generator=g).to(dtype)
@@ -275,14 +246,14 @@ def test_hidden_nan_stays_hidden_and_visible_nan_does_not(isa: str) -> None:
     see[:, 0] = True
     clean = [x.clone().requires_grad_() for x in (q, k, v)]
     k[:, :, 7], v[:, :, 7] = math.nan, math.inf
-    dirty = [x.clone().requires_grad_() for x in (q, k, v)]
+    with_nan = [x.clone().requires_grad_() for x in (q, k, v)]
     a = regard.attention(*clean, mask=Dense(see), backend="native")
-    b = regard.attention(*dirty, mask=Dense(see), backend="native")
+    b = regard.attention(*with_nan, mask=Dense(see), backend="native")
     blind = ~see[:, 7]
     assert torch.allclose(a[:, :, blind], b[:, :, blind], atol=1e-6) and not b[:, :, ~blind].isfinite().any()
-    mine = torch.autograd.grad(torch.where(blind.view(1, 1, -1, 1), b, 0).sum(), dirty)
+    nan_grads = torch.autograd.grad(torch.where(blind.view(1, 1, -1, 1), b, 0).sum(), with_nan)
     theirs = torch.autograd.grad((a * blind.view(1, 1, -1, 1)).sum(), clean)
-    assert torch.allclose(mine[0][:, :, blind], theirs[0][:, :, blind], atol=1e-5)
+    assert torch.allclose(nan_grads[0][:, :, blind], theirs[0][:, :, blind], atol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, math.inf])
@@ -292,46 +263,46 @@ def test_a_hidden_nan_does_not_reach_the_gradient_of_a_bias(isa: str, scale: flo
     v[:, :, 4] = math.nan
     see = torch.ones(9, 9, dtype=torch.bool)
     see[:, 4] = False
-    found = []
+    results = []
     for backend in ("native", "reference"):
         bias = torch.randn(9, 9, generator=g.manual_seed(1)).requires_grad_()
         out = regard.attention(q, k, v, bias=bias, mask=Dense(see), scale=scale, backend=backend)
-        found.append(torch.autograd.grad((out * out).sum(), bias)[0])
-    assert found[0].isfinite().all() and torch.allclose(*found, atol=1e-4)
+        results.append(torch.autograd.grad((out * out).sum(), bias)[0])
+    assert results[0].isfinite().all() and torch.allclose(*results, atol=1e-4)
 
 
-class Given(Bias):
-    """Terms as they are given."""
+class FixedTerms(Bias):
+    """A bias with the terms it is built from."""
 
     def __init__(self, *terms: RelativeTerm) -> None:
-        self.given = terms
+        self.fixed_terms = terms
 
     def terms(self, q: torch.Tensor, m: int) -> tuple[RelativeTerm, ...]:
-        return self.given
+        return self.fixed_terms
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_a_table_expanded_over_rows_has_its_own_gradient(isa: str, shuffled: bool) -> None:
     at = torch.arange(5)
     keys = at.flip(0) if shuffled else at
-    found = []
+    results = []
     for backend in ("native", "reference"):
         g = torch.Generator().manual_seed(0)
         q, k, v = (torch.randn(2, 3, 5, 4, generator=g) for _ in range(3))
         table = torch.randn(1, 3, 1, 9, generator=g).requires_grad_()
-        bias = Given(RelativeTerm(table.expand(2, 3, 5, 9), at, keys, -4))
+        bias = FixedTerms(RelativeTerm(table.expand(2, 3, 5, 9), at, keys, -4))
         out = regard.attention(q, k, v, bias=bias, backend=backend)
-        found.append([out, *torch.autograd.grad((out * out).sum(), table)])
-    for a, b in zip(*found, strict=True):
+        results.append([out, *torch.autograd.grad((out * out).sum(), table)])
+    for a, b in zip(*results, strict=True):
         assert torch.allclose(a, b, atol=1e-5)
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_query_that_stands_nowhere_takes_no_bias(isa: str, n: int) -> None:
+def test_a_query_without_a_position_takes_no_bias(isa: str, n: int) -> None:
     table = torch.arange(9.0).view(1, 1, 1, 9)
-    where = torch.tensor([NOWHERE, 1][:n])
+    positions = torch.tensor([NO_POSITION, 1][:n])
     q, k, v = torch.randn(1, 1, n, 4), torch.randn(1, 1, 5, 4), torch.randn(1, 1, 5, 4)
-    bias = Given(RelativeTerm(table, where, torch.arange(5), -4))
+    bias = FixedTerms(RelativeTerm(table, positions, torch.arange(5), -4))
     ours = regard.attention(q, k, v, bias=bias, backend="native")
     assert torch.allclose(ours, regard.attention(q, k, v, bias=bias, backend="reference"), atol=1e-6)
 
@@ -341,7 +312,9 @@ def test_biases_that_overflow_together_do_not_hide(isa: str, shuffled: bool) -> 
     at = torch.arange(3)
     low = RelativeTerm(torch.full((1, 1, 1, 5), -2e38), at, at.flip(0) if shuffled else at, -2)
     x, v = torch.ones(1, 1, 3, 2), torch.eye(3).view(1, 1, 3, 3)
-    assert torch.allclose(regard.attention(x, x, v, bias=Given(low, low), backend="native"), torch.full((3, 3), 1 / 3))
+    assert torch.allclose(
+        regard.attention(x, x, v, bias=FixedTerms(low, low), backend="native"), torch.full((3, 3), 1 / 3)
+    )
 
 
 def test_layouts_without_contiguous_rows_are_copied_once(isa: str) -> None:
@@ -350,9 +323,9 @@ def test_layouts_without_contiguous_rows_are_copied_once(isa: str) -> None:
     assert torch.allclose(ours, regard.attention(q, k, v, mask=Padding([21, 4]), backend="reference"), atol=1e-6)
 
 
-def test_what_native_cannot_do_it_refuses_and_auto_leaves_to_the_reference() -> None:
+def test_native_refuses_what_it_cannot_compute_and_auto_uses_the_reference() -> None:
     q = torch.randn(1, 1, 3, 4, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, q is torch\.float64"):
+    with pytest.raises(ValueError, match=r"q is torch\.float64"):
         regard.attention(q, q, q, backend="native")
     assert torch.equal(regard.attention(q, q, q), regard.attention(q, q, q, backend="reference"))
     x = q.float()

@@ -6,36 +6,14 @@ import copy
 
 import pytest
 import torch
+from support.cache_cases import F64, HEADS, INSIDE, D, N, close, rows
 
+from regard._observables import Observe
 from regard.masks import Causal, Padding, Window
 from regard.nn import KeyValueCache, MultiHeadAttention
-from regard.observables import Observe
-from regard.positions import ALiBi, RelativeKeys, RelativeTable, Rotary, T5Buckets
+from regard.positions import Rotary
 
 pytestmark = pytest.mark.usefixtures("full_tiles")
-F64 = torch.float64
-D, HEADS, N = 12, 3, 11
-
-INSIDE = {
-    "none": lambda: None,
-    "rotary": lambda: Rotary(4),
-    "alibi": lambda: ALiBi(heads=HEADS),
-    "table": lambda: RelativeTable(HEADS, 2),
-    "shaw": lambda: RelativeKeys(4, 3),
-    "t5": lambda: T5Buckets(HEADS, bidirectional=False),
-}
-
-
-def rows(t: int, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """k [2, 3, t, 5] and v [2, 3, t, 7] that count upwards."""
-    at = torch.arange(first, first + t, dtype=torch.float32).unsqueeze(-1)
-    return at.expand(2, 3, t, 5), (100 + at).expand(2, 3, t, 7)
-
-
-def close(a: torch.Tensor, b: torch.Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-
 # --- the container -------------------------------------------------------------------------------------------------
 
 
@@ -47,7 +25,7 @@ def test_appends_and_returns_all_of_it() -> None:
         expected = rows(first + t)
         assert bool((k == expected[0]).all()) and bool((v == expected[1]).all()), step
         assert len(cache) == first + t
-    assert repr(cache).startswith("KeyValueCache(11 keys, room for ")
+    assert repr(cache).startswith("KeyValueCache(11 keys, capacity ")
 
 
 def test_room_doubles_so_copies_are_few() -> None:
@@ -103,7 +81,7 @@ def test_reorder_copies_what_is_held_and_keeps_the_room() -> None:
     cache.append(*rows(3))
     cache._k[..., 3:, :] = 7.0  # the room: nobody may read it, a copy would
     cache.reorder(torch.tensor([1], dtype=torch.int32))
-    assert repr(cache) == "KeyValueCache(3 keys, room for 1000)"
+    assert repr(cache) == "KeyValueCache(3 keys, capacity 1000)"
     assert not bool((cache._k[..., 3:, :] == 7.0).all())
     where = cache._k.data_ptr()
     k, _ = cache.append(*(x[:1] for x in rows(1, 3)))
@@ -141,7 +119,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"k has shape \[2, 3, 3, 5\] and v \[2, 3, 2, 7\]"):
         cache.append(k, v[:, :, :2])
     cache.append(k, v)
-    with pytest.raises(ValueError, match=r"k has shape \[1, 3, 3, 5\], but this cache was begun with \[2, 3, t, 5\]"):
+    with pytest.raises(ValueError, match=r"k has shape \[1, 3, 3, 5\], but this cache takes \[2, 3, t, 5\]"):
         cache.append(k[:1], v[:1])
     with pytest.raises(ValueError, match=r"k is torch.float64 on cpu, but this cache holds torch.float32"):
         cache.append(k.double(), v.double())
@@ -154,10 +132,10 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="capacity must be at least 0"):
         KeyValueCache(-1)
     with pytest.raises(ValueError, match="already holds 3 keys; cross-attention needs a cache of its own"):
-        cache.fix(k, v)
+        cache.freeze(k, v)
     fixed = KeyValueCache()
-    fixed.fix(k, v)
-    assert "fixed" in repr(fixed)
+    fixed.freeze(k, v)
+    assert "frozen" in repr(fixed)
     for refused in (lambda: fixed.append(k, v), lambda: fixed.crop(1)):
         with pytest.raises(ValueError, match=r"holds a context's keys \(cross-attention\)"):
             refused()
@@ -166,7 +144,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"\[3, 3, 5\] have no batch dimension to reorder"):
         flat.reorder(torch.tensor([0]))
     for index, error, message in (
-        ([0, 1], TypeError, "index must be a tensor of whole numbers .* got list"),
+        ([0, 1], TypeError, "index must be a tensor of integers .* got list"),
         (torch.tensor([0.0]), TypeError, r"index must be .* got torch.float32"),
         (torch.tensor([True, False]), TypeError, r"index must be .* got torch.bool"),
         (torch.tensor([[0]]), ValueError, r"index has shape \[1, 1\]; it must be \[batch\]"),
@@ -207,7 +185,7 @@ def test_cross_attention_computes_the_context_once(monkeypatch: pytest.MonkeyPat
     close(torch.cat(parts, dim=1), expected)
     assert len(calls) == 1 and len(cache) == 5
     with pytest.raises(
-        ValueError, match=r"context has shape \[2, 4, 7\], but the cache holds keys of another, \[2, 5\]"
+        ValueError, match=r"context has shape \[2, 4, 7\], but the cache holds keys of another context, \[2, 5\]"
     ):
         layer(x, context[:, :4], cache=cache)
 
@@ -219,15 +197,15 @@ def test_a_layers_failed_step_leaves_no_trace(reserved: int) -> None:
     layer, x = MultiHeadAttention(D, HEADS, position=Rotary(4)).to(F64), torch.randn(1, N, D, dtype=F64)
     cache = KeyValueCache(reserved)
     layer(x[:, :4], mask=Causal(), cache=cache)
-    with pytest.raises(ValueError, match="Padding was given 5 keys"):
+    with pytest.raises(ValueError, match="Padding has 5 keys"):
         layer(x[:, 4:], mask=Padding(torch.ones(1, 5, dtype=torch.bool)), cache=cache)
     assert len(cache) == 4
     close(layer(x[:, 4:], mask=Causal(), cache=cache), layer(x, mask=Causal())[:, 4:])
     cross = KeyValueCache()
     other = MultiHeadAttention(D, HEADS).to(F64)
-    with pytest.raises(ValueError, match="Padding was given 5 keys"):
+    with pytest.raises(ValueError, match="Padding has 5 keys"):
         other(x, x[:, :3], mask=Padding(torch.ones(1, 5, dtype=torch.bool)), cache=cross)
-    assert len(cross) == 0 and not cross.fixed
+    assert len(cross) == 0 and not cross.frozen
     close(other(x, x[:, :2], cache=cross), other(x, x[:, :2]))
 
 
@@ -242,7 +220,7 @@ def test_kept_weights_outlive_the_cache() -> None:
     cache.crop(2)
     layer(x[:, 6:], cache=cache)
     assert bool((seen.weights(1) == before).all())
-    assert seen.kept[0].k.untyped_storage().nbytes() == 6 * D * 8  # six keys, not the reserved room
+    assert seen.saved_calls[0].k.untyped_storage().nbytes() == 6 * D * 8  # six keys, not the reserved room
 
 
 def test_training_with_a_cache_is_refused() -> None:

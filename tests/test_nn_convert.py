@@ -249,7 +249,7 @@ def test_decoder_stack_and_transformer() -> None:
 
 
 def test_what_is_no_torch_layer_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"takes an nn.MultiheadAttention, got Linear"):
+    with pytest.raises(TypeError, match=r"layer must be an nn.MultiheadAttention, got Linear"):
         MultiHeadAttention.from_torch(nn.Linear(2, 2))
     with pytest.raises(TypeError, match=r"layer must be nn.TransformerEncoderLayer or .* got Linear"):
         Block.from_torch(nn.Linear(2, 2))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import math
 
-import plain
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import dense_attention
 
 import regard
 from regard.masks import Causal, Padding
@@ -47,7 +47,7 @@ def by_hand(layer: MultiHeadAttention, x: torch.Tensor, context: torch.Tensor | 
             rows = slice(i * width, (i + 1) * width)
             y = source @ linear.weight[rows].T
             one.append((y if linear.bias is None else y + linear.bias[rows]).unsqueeze(-3))
-        mixed = plain.attention(*one, **options)[0].squeeze(-3)
+        mixed = dense_attention.attention(*one, **options)[0].squeeze(-3)
         out = out + mixed @ layer.out_proj.weight[:, h * layer.d_value : (h + 1) * layer.d_value].T
     return out if layer.out_proj.bias is None else out + layer.out_proj.bias
 
@@ -116,7 +116,7 @@ def test_learned_sinks() -> None:
     torch.manual_seed(0)
     assert layer.sinks is not None
     q, k, v = (p(x).unflatten(-1, (3, 2)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
-    mixed = plain.attention(q, k, v, sinks=layer.sinks)[0]
+    mixed = dense_attention.attention(q, k, v, sinks=layer.sinks)[0]
     expected = layer.out_proj(mixed.transpose(1, 2).flatten(2))
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
     layer(x).sum().backward()
@@ -181,7 +181,7 @@ def test_rotary_turns_queries_and_keys() -> None:
     rotary = Rotary(4)
     layer, x = layer_and_x(12, 3, position=rotary)
     q, k, v = (p(x).unflatten(-1, (3, 4)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
-    expected = layer.out_proj(plain.attention(rotary(q), rotary(k), v)[0].transpose(1, 2).flatten(2))
+    expected = layer.out_proj(dense_attention.attention(rotary(q), rotary(k), v)[0].transpose(1, 2).flatten(2))
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
 
 
@@ -191,7 +191,7 @@ def test_biases_on_scores(make) -> None:
     position = make()
     layer, x = layer_and_x(12, 3, position=position)
     q, k, v = (p(x).unflatten(-1, (3, 4)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
-    expected = layer.out_proj(plain.attention(q, k, v, bias=position)[0].transpose(1, 2).flatten(2))
+    expected = layer.out_proj(dense_attention.attention(q, k, v, bias=position)[0].transpose(1, 2).flatten(2))
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
     assert not torch.allclose(layer(x), layer_and_x(12, 3)[0](x))
 
@@ -230,7 +230,7 @@ def test_observing_changes_nothing_and_gives_the_exact_weights() -> None:
     torch.testing.assert_close(out, layer(x, mask=Causal()), rtol=0, atol=0)
     assert seen.entropy.shape == (2, 3, 7)
     q, k, v = (p(x).unflatten(-1, (3, 2)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
-    weights = plain.attention(q, k, v, mask=Causal())[1]
+    weights = dense_attention.attention(q, k, v, mask=Causal())[1]
     torch.testing.assert_close(seen.weights(2, batch=1), weights[1, 2], rtol=0, atol=1e-12)
 
 

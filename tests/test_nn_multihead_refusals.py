@@ -20,7 +20,7 @@ from regard.positions import ALiBi, Learned, RelativeKeys, RelativeTable, Rotary
         ((6, 0), {}, ValueError, "heads must be at least 1, got 0"),
         ((6, 3), {"d_out": 0}, ValueError, "d_out must be at least 1, got 0"),
         ((6, 3), {"kv_heads": 2}, ValueError, "kv_heads=2 does not divide heads=3"),
-        ((6.0, 3), {}, TypeError, "d_in must be a whole number, got 6.0"),
+        ((6.0, 3), {}, TypeError, "d_in must be an integer"),
         ((6, 3), {"scale": -1.0}, ValueError, "scale must be a number ≥ 0.0, got -1.0"),
         ((6, 3), {"scale": math.nan}, ValueError, "scale"),
         ((6, 3), {"dropout": 1.5}, ValueError, "dropout must be between 0 and 1, got 1.5"),
@@ -29,7 +29,7 @@ from regard.positions import ALiBi, Learned, RelativeKeys, RelativeTable, Rotary
         ((6, 3), {"position": Learned(5, 6)}, TypeError, "Learned is added to the input"),
         ((6, 3), {"position": "rotary"}, TypeError, "position must be a Rotary or a bias on scores .* got 'rotary'"),
         ((6, 3), {"dropout": math.nan}, ValueError, "dropout must be a number ≥ 0.0, got nan"),
-        ((6, 3), {"softcap": 0.0}, ValueError, "softcap must be a finite number > 0, got 0.0; None is no cap"),
+        ((6, 3), {"softcap": 0.0}, ValueError, "softcap must be .* got 0.0"),
         ((6, 3), {"softcap": math.inf}, ValueError, "softcap must be a finite number > 0, got inf"),
         ((6, 3), {"softcap": "30"}, TypeError, "softcap must be a number, got '30'"),
         ((6, 3), {"sinks": 1}, TypeError, "sinks must be True .* or False, got 1"),
@@ -44,7 +44,7 @@ from regard.positions import ALiBi, Learned, RelativeKeys, RelativeTable, Rotary
             (6, 3),
             {"position": Rotary(6)},
             ValueError,
-            r"Rotary\(6\) turns keys of width 6, but d_key=2; use Rotary\(2\)",
+            r"position Rotary\(6\) .* d_key=2",
         ),
     ],
 )
@@ -62,23 +62,23 @@ def test_refused_when_called() -> None:
         layer(torch.zeros(6))
     with pytest.raises(ValueError, match=r"context has shape \[2, 5, 7\]; this layer takes \[\*batch, m, 6\]"):
         layer(x, torch.zeros(2, 5, 7))
-    with pytest.raises(ValueError, match=r"none was given: it takes \[\*batch, m, 7\]"):
+    with pytest.raises(ValueError, match=r"context .* \[\*batch, m, 7\]"):
         MultiHeadAttention(6, 3, d_context=7)(x)
-    with pytest.raises(ValueError, match="cross-attention takes no Rotary"):
+    with pytest.raises(ValueError, match="position is a Rotary"):
         MultiHeadAttention(6, 3, position=Rotary(2))(x, x)
-    with pytest.raises(TypeError, match=r"mask is torch.float32; a layer takes bool .*regard.attention\(bias=\)"):
+    with pytest.raises(TypeError, match=r"mask must be bool .*torch.float32"):
         layer(x, mask=torch.zeros(5, 5))
-    with pytest.raises(TypeError, match=r"mask is torch.int64; .*a mask of 0 and 1 is mask.bool\(\)"):
+    with pytest.raises(TypeError, match=r"mask must be bool .*torch.int64; .*mask.bool\(\)"):
         layer(x, mask=torch.ones(5, 5, dtype=torch.int64))
-    with pytest.raises(TypeError, match=r"mask must be a mask value .* got \[3, 4\]; lengths are a Padding"):
+    with pytest.raises(TypeError, match=r"mask must be a mask value .* got \[3, 4\]; .*Padding"):
         layer(x, mask=[3, 4])
-    with pytest.raises(TypeError, match=r"x is torch.float32, but this layer's weights are torch.bfloat16; convert"):
+    with pytest.raises(TypeError, match=r"x is torch.float32, but .* torch.bfloat16"):
         MultiHeadAttention(6, 3).bfloat16()(x)
-    with pytest.raises(TypeError, match=r"context is torch.float64, but this layer's weights are torch.float32"):
+    with pytest.raises(TypeError, match=r"context is torch.float64, but .* torch.float32"):
         layer(x, x.double())
-    with pytest.raises(ValueError, match="at says where a Rotary turns q and k, but this layer has no Rotary"):
-        layer(x, at=torch.arange(5))
-    with pytest.raises(ValueError, match="lengths go up to 6, but there are 5 keys"):
+    with pytest.raises(ValueError, match="position_ids"):
+        layer(x, position_ids=torch.arange(5))
+    with pytest.raises(ValueError, match=r"lengths must be at most .*got 6"):
         layer(x, mask=Padding([6, 1]))
     with pytest.raises(ValueError, match="scale"):
         layer(x, scale=-1.0)

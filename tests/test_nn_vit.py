@@ -139,7 +139,7 @@ def test_state_dict_round_trip_and_deep_copies() -> None:
         ({"patch": 0}, "patch must be at least 1, got 0"),
         ({"classes": 0}, "classes must be at least 1, got 0"),
         ({"head": "mlp"}, 'head must be "hidden" .one hidden layer. or "linear", got \'mlp\''),
-        ({"image": (6, 10, 3)}, r"image must be one whole number or .height, width., got \(6, 10, 3\); colours"),
+        ({"image": (6, 10, 3)}, r"image must be one integer or .height, width., got \(6, 10, 3\); colours"),
         ({"heads": 5}, "heads=5 does not divide d_in=12"),
     ],
 )

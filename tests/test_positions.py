@@ -11,17 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.positions import EXACT, F64, randn
 from torch import Tensor
 
 import regard.positions
 from regard.positions import AddedToInput, Learned, NTKScaling, Rotary, Sinusoidal
-
-F64 = torch.float64
-EXACT = {"rtol": 0.0, "atol": 1e-12}
-
-
-def randn(*sizes: int) -> Tensor:
-    return torch.randn(*sizes, dtype=F64)
 
 
 def test_every_name_is_exported() -> None:
@@ -47,7 +41,7 @@ def wave(p: int, d: int, base: float) -> list[float]:
 @given(st.integers(1, 13), st.integers(0, 7), st.integers(0, 1000), st.sampled_from([10000.0, 7.0]))
 def test_sinusoidal_is_its_formula(d: int, n: int, start: int, base: float) -> None:
     expected = torch.tensor([wave(start + p, d, base) for p in range(n)], dtype=F64).reshape(n, d)
-    torch.testing.assert_close(Sinusoidal(d, base).code(n, start), expected, **EXACT)
+    torch.testing.assert_close(Sinusoidal(d, base).encoding(n, start), expected, **EXACT)
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 3])
@@ -65,8 +59,8 @@ def test_sinusoidal_serves_every_dtype_and_shape() -> None:
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         y = position(torch.zeros(2, 3, 5, 6, dtype=dtype), start=11)
         assert y.dtype == dtype and y.shape == (2, 3, 5, 6)
-        assert torch.equal(y[1, 2], position.code(5, 11).to(dtype))  # rounded once
-    far = position.code(1, 10**6)
+        assert torch.equal(y[1, 2], position.encoding(5, 11).to(dtype))  # rounded once
+    far = position.encoding(1, 10**6)
     torch.testing.assert_close(far, torch.tensor([wave(10**6, 6, 10000.0)], dtype=F64), rtol=0, atol=1e-9)
     assert position(torch.zeros(0, 6)).shape == (0, 6)
 
@@ -122,38 +116,54 @@ def test_representations_say_how_it_was_made() -> None:
         (lambda: Sinusoidal(0), ValueError, "d must be at least 1, got 0"),
         (lambda: Sinusoidal(6, base=0.0), ValueError, "base must be a finite number > 0, got 0.0"),
         (lambda: Sinusoidal(6, base="big"), TypeError, "base must be a number, got 'big'"),
-        (lambda: Sinusoidal(5, grid=(2, 3)), ValueError, "d is 5; .*must be even"),
+        (lambda: Sinusoidal(5, grid=(2, 3)), ValueError, "d must be even .*got 5"),
         (lambda: Sinusoidal(6, grid=4), TypeError, r"grid must be \(height, width\).*got 4"),
         (lambda: Sinusoidal(6, grid=(2, 0)), ValueError, "grid width must be at least 1, got 0"),
         (lambda: Sinusoidal(6)(torch.zeros(3, 6), start=-1), ValueError, "start must be at least 0, got -1"),
         (lambda: Sinusoidal(6)(torch.zeros(3, 5)), ValueError, r"x has shape \[3, 5\].*\[\*, n, 6\]"),
         (lambda: Sinusoidal(6)(torch.zeros(6)), ValueError, r"x has shape \[6\]"),
-        (lambda: Sinusoidal(6)(torch.zeros(3, 6).long()), TypeError, "x must be a floating tensor, got torch.int64"),
-        (lambda: Sinusoidal(6)("x"), TypeError, "x must be a floating tensor, got 'x'"),
-        (lambda: Sinusoidal(6, grid=(2, 3))(torch.zeros(5, 6)), ValueError, "x has 5 rows; a 2 × 3 grid needs .* 6"),
-        (lambda: Sinusoidal(6, grid=(2, 3))(torch.zeros(6, 6), start=1), ValueError, "start is 1; .*must be 0"),
+        (lambda: Sinusoidal(6)(torch.zeros(3, 6).long()), TypeError, "x must be a floating-point tensor"),
+        (lambda: Sinusoidal(6)("x"), TypeError, "x must be a floating-point tensor"),
+        (lambda: Sinusoidal(6, grid=(2, 3))(torch.zeros(5, 6)), ValueError, "x has 5 rows; .* 2 × 3 .* 6"),
+        (lambda: Sinusoidal(6, grid=(2, 3))(torch.zeros(6, 6), start=1), ValueError, "start must be 0 .*got 1"),
         (lambda: Learned(0, 5), ValueError, "length must be at least 1, got 0"),
-        (lambda: Learned(7.0, 5), TypeError, "length must be a whole number, got 7.0"),
+        (lambda: Learned(7.0, 5), TypeError, "length must be an integer"),
         (lambda: Learned((2, 3, 4), 5), TypeError, r"length must be \(height, width\)"),
-        (lambda: Learned(7, 5)(torch.zeros(8, 5)), ValueError, "8 rows from start=0.*length 7: at most 7 rows fit"),
-        (lambda: Learned(7, 5)(torch.zeros(2, 5), start=9), ValueError, "positions 9 … 10 .*length 7: at most 0 rows"),
+        (lambda: Learned(7, 5)(torch.zeros(8, 5)), ValueError, "length 7: from start=0 at most 7"),
+        (lambda: Learned(7, 5)(torch.zeros(2, 5), start=9), ValueError, "positions 9 … 10 .*length 7: .*at most 0"),
         (lambda: Learned((2, 3), 5)(torch.zeros(5, 5)), ValueError, "x has 5 rows"),
-        (lambda: AddedToInput().code(3), TypeError, "AddedToInput must say what it adds"),
-        (lambda: AddedToInput().code_at(torch.arange(3)), TypeError, "AddedToInput must say what it adds"),
+        (lambda: AddedToInput().encoding(3), TypeError, "AddedToInput must implement"),
+        (lambda: AddedToInput().encoding_at(torch.arange(3)), TypeError, "AddedToInput must implement"),
         (
-            lambda: Learned(7, 5)(torch.zeros(2, 5), at=torch.tensor([0, 7])),
+            lambda: Learned(7, 5)(torch.zeros(2, 5), position_ids=torch.tensor([0, 7])),
             ValueError,
-            "at goes from 0 to 7; .* 0 … 6",
+            "position_ids must be within 0 … 6, got 0 … 7",
         ),
-        (lambda: Learned(7, 5)(torch.zeros(2, 5), at=torch.tensor([-1, 0])), ValueError, "at goes from -1 to 0"),
         (
-            lambda: Learned(7, 5)(torch.zeros(2, 5), at=torch.zeros(2)),
-            TypeError,
-            "at must be .* whole numbers, got torch.float32",
+            lambda: Learned(7, 5)(torch.zeros(2, 5), position_ids=torch.tensor([-1, 0])),
+            ValueError,
+            "position_ids must be within .*got -1",
         ),
-        (lambda: Learned(7, 5)(torch.zeros(2, 5), at=torch.arange(3)), ValueError, r"at has shape \[3\]; .* \[2\]"),
-        (lambda: Sinusoidal(6)(torch.zeros(2, 6), at=torch.arange(2), start=1), ValueError, "start must be 0, got 1"),
-        (lambda: Learned((1, 2), 5)(torch.zeros(2, 5), at=torch.arange(2)), ValueError, "on a grid .* leave at out"),
+        (
+            lambda: Learned(7, 5)(torch.zeros(2, 5), position_ids=torch.zeros(2)),
+            TypeError,
+            "position_ids must be a tensor of integers",
+        ),
+        (
+            lambda: Learned(7, 5)(torch.zeros(2, 5), position_ids=torch.arange(3)),
+            ValueError,
+            r"position_ids has shape \[3\]; .* \[2\]",
+        ),
+        (
+            lambda: Sinusoidal(6)(torch.zeros(2, 6), position_ids=torch.arange(2), start=1),
+            ValueError,
+            "start must be 0 .*got 1",
+        ),
+        (
+            lambda: Learned((1, 2), 5)(torch.zeros(2, 5), position_ids=torch.arange(2)),
+            ValueError,
+            "position_ids must be None",
+        ),
     ],
 )
 def test_added_schemes_refuse(wrong, error, says) -> None:  # type: ignore[no-untyped-def]
@@ -169,14 +179,14 @@ def left_padded() -> Tensor:
 @pytest.mark.parametrize("make", [lambda: Sinusoidal(7), lambda: Learned(11, 7).double()])
 def test_added_schemes_at_positions_of_their_own(make) -> None:  # type: ignore[no-untyped-def]
     position, x, at = make(), randn(2, 5, 7), left_padded()
-    torch.testing.assert_close(position(x, at=torch.arange(4, 9)), position(x, start=4), **EXACT)
-    y = position(x, at=at)
+    torch.testing.assert_close(position(x, position_ids=torch.arange(4, 9)), position(x, start=4), **EXACT)
+    y = position(x, position_ids=at)
     for b in range(2):
         for i in range(5):
             row = position(x[b, i : i + 1], start=int(at[b, i]))[0]
             torch.testing.assert_close(y[b, i], row, **EXACT)
-    torch.testing.assert_close(position(x, at=at[1:].int()), position(x), **EXACT)
-    torch.testing.assert_close(position(x.expand(3, 2, 5, 7), at=at)[2], y, **EXACT)
-    assert position(x.bfloat16(), at=at).dtype == torch.bfloat16
-    compiled = torch.compile(lambda x, at: position(x, at=at), backend="eager", fullgraph=True)
+    torch.testing.assert_close(position(x, position_ids=at[1:].int()), position(x), **EXACT)
+    torch.testing.assert_close(position(x.expand(3, 2, 5, 7), position_ids=at)[2], y, **EXACT)
+    assert position(x.bfloat16(), position_ids=at).dtype == torch.bfloat16
+    compiled = torch.compile(lambda x, at: position(x, position_ids=at), backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x, at), y, **EXACT)

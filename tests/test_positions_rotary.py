@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_positions import EXACT, F64, randn
+from support.positions import EXACT, F64, randn
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -66,14 +66,14 @@ def test_rotary_layouts_are_one_permutation_apart() -> None:
 
 def test_rotary_positions_of_their_own() -> None:
     rotary, x = Rotary(6), randn(2, 3, 5, 6)
-    assert torch.equal(rotary(x, at=torch.arange(4, 9)), rotary(x, start=4))
+    assert torch.equal(rotary(x, position_ids=torch.arange(4, 9)), rotary(x, start=4))
     at = torch.tensor([[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]])  # left padding in the first entry
-    y = rotary(x, at=at)
+    y = rotary(x, position_ids=at)
     for b in range(2):
         for i in range(5):
             torch.testing.assert_close(y[b, :, i], rotary(x[b, :, i : i + 1], start=int(at[b, i]))[:, 0], **EXACT)
-    assert torch.equal(rotary(x, at=at[1:].int()), rotary(x))  # broadcast over the batch
-    assert torch.equal(rotary(x.expand(4, 2, 3, 5, 6), at=at)[3], y)
+    assert torch.equal(rotary(x, position_ids=at[1:].int()), rotary(x))  # broadcast over the batch
+    assert torch.equal(rotary(x.expand(4, 2, 3, 5, 6), position_ids=at)[3], y)
     assert rotary(x[..., :0, :]).shape == (2, 3, 0, 6)
 
 
@@ -127,43 +127,63 @@ def test_rotary_gradients_and_travel() -> None:
     leaves, tree = pytree.tree_flatten(rotary)
     assert len(leaves) == 1 and isinstance(leaves[0], Tensor)
     assert torch.equal(pytree.tree_unflatten(leaves, tree)(x), rotary(x))
-    compiled = torch.compile(lambda x, at: rotary(x, at=at) + rotary(x), backend="eager", fullgraph=True)
+    compiled = torch.compile(lambda x, at: rotary(x, position_ids=at) + rotary(x), backend="eager", fullgraph=True)
     at = torch.arange(3)
-    torch.testing.assert_close(compiled(x, at), rotary(x, at=at) + rotary(x), **EXACT)
+    torch.testing.assert_close(compiled(x, at), rotary(x, position_ids=at) + rotary(x), **EXACT)
 
 
 @pytest.mark.parametrize(
     "wrong, error, says",
     [
-        (lambda: Rotary(7), ValueError, "d is 7; .*rotate=6"),
+        (lambda: Rotary(7), ValueError, "d must be even.*got 7"),
         (lambda: Rotary(6, rotate=3), ValueError, "rotate must be an even number from 2 to d=6, got 3"),
         (lambda: Rotary(6, rotate=8), ValueError, "rotate must be .* got 8"),
         (lambda: Rotary(6, rotate=0), ValueError, "rotate must be .* got 0"),
         (lambda: Rotary(6, base=-1.0), ValueError, "base must be a finite number > 0, got -1.0"),
-        (lambda: Rotary(6, base=math.nan), ValueError, "base is nan"),
+        (lambda: Rotary(6, base=math.nan), ValueError, "base must be a number"),
         (lambda: Rotary(6, layout="both"), ValueError, 'layout must be "halves" or "pairs", got \'both\''),
         (lambda: Rotary(6, scaling=2.0), TypeError, "scaling must be .* got 2.0"),
-        (lambda: Rotary(2, scaling=NTKScaling(2.0)), ValueError, "undefined; rotate at least 4"),
+        (lambda: Rotary(2, scaling=NTKScaling(2.0)), ValueError, "NTKScaling needs at least 4"),
         (lambda: LinearScaling(0.0), ValueError, "factor must be a finite number > 0, got 0.0"),
         (lambda: NTKScaling(math.inf), ValueError, "factor must be a finite number > 0, got inf"),
-        (lambda: Scaling()(torch.ones(3)), TypeError, "Scaling must say"),
+        (lambda: Scaling()(torch.ones(3)), TypeError, "Scaling must implement"),
         (lambda: Rotary(6, frequencies=torch.ones(2)), ValueError, r"frequencies has shape \[2\]; it must be \[3\]"),
         (lambda: Rotary(6, frequencies=torch.full((3,), math.nan)), ValueError, "frequencies must be finite"),
         (lambda: Rotary(6, attention_factor=math.inf), ValueError, "attention_factor must be a finite number, got inf"),
         (lambda: Rotary(6)(torch.zeros(5, 6)), ValueError, r"x has shape \[5, 6\]; .*\[\*, heads, n, 6\]"),
         (lambda: Rotary(6)(torch.zeros(2, 5, 4)), ValueError, r"x has shape \[2, 5, 4\]"),
-        (lambda: Rotary(6)(torch.zeros(2, 5, 6).int()), TypeError, "x must be a floating tensor, got torch.int32"),
-        (lambda: Rotary(6)(torch.zeros(2, 5, 6), start=0.5), TypeError, "start must be a whole number, got 0.5"),
-        (lambda: Rotary(6)(torch.zeros(2, 5, 6), at=torch.zeros(5)), TypeError, "at must be .* whole .* torch.float32"),
-        (lambda: Rotary(6)(torch.zeros(2, 5, 6), at=[1, 2]), TypeError, r"at must be .* got \[1, 2\]"),
-        (lambda: Rotary(6)(torch.zeros(2, 5, 6), at=torch.arange(4)), ValueError, r"at has shape \[4\]; .*\[5\]"),
-        (lambda: Rotary(6)(torch.zeros(2, 5, 6), at=torch.zeros(2, 5).long()), ValueError, r"at has shape \[2, 5\]"),
+        (lambda: Rotary(6)(torch.zeros(2, 5, 6).int()), TypeError, "x must be a floating-point tensor"),
+        (lambda: Rotary(6)(torch.zeros(2, 5, 6), start=0.5), TypeError, "start must be an integer"),
         (
-            lambda: Rotary(6)(torch.zeros(3, 2, 5, 6), at=torch.zeros(2, 5).long()),
-            ValueError,
-            r"must be \[5\] or \[3, 5\]",
+            lambda: Rotary(6)(torch.zeros(2, 5, 6), position_ids=torch.zeros(5)),
+            TypeError,
+            "position_ids must be a tensor of integers",
         ),
-        (lambda: Rotary(6)(torch.zeros(2, 5, 6), at=torch.arange(5), start=1), ValueError, "start must be 0, got 1"),
+        (
+            lambda: Rotary(6)(torch.zeros(2, 5, 6), position_ids=[1, 2]),
+            TypeError,
+            r"position_ids must be .* got \[1, 2\]",
+        ),
+        (
+            lambda: Rotary(6)(torch.zeros(2, 5, 6), position_ids=torch.arange(4)),
+            ValueError,
+            r"position_ids has shape \[4\]; .*\[5\]",
+        ),
+        (
+            lambda: Rotary(6)(torch.zeros(2, 5, 6), position_ids=torch.zeros(2, 5).long()),
+            ValueError,
+            r"position_ids has shape \[2, 5\]",
+        ),
+        (
+            lambda: Rotary(6)(torch.zeros(3, 2, 5, 6), position_ids=torch.zeros(2, 5).long()),
+            ValueError,
+            r"\[5\] or \[3, 5\]",
+        ),
+        (
+            lambda: Rotary(6)(torch.zeros(2, 5, 6), position_ids=torch.arange(5), start=1),
+            ValueError,
+            "start must be 0 .*got 1",
+        ),
     ],
 )
 def test_rotary_refuses(wrong, error, says) -> None:  # type: ignore[no-untyped-def]
@@ -204,11 +224,11 @@ def test_hard_selection_on_a_grid_is_a_tap_of_a_convolution() -> None:
 @pytest.mark.parametrize(
     "wrong, error, says",
     [
-        (lambda x: hard_selection(x, x, torch.zeros(3, 2)), ValueError, "query_xy 1, key_xy 1, shift 2"),
+        (lambda x: hard_selection(x, x, torch.zeros(3, 2)), ValueError, "query_xy, key_xy and shift"),
         (lambda x: hard_selection(x[:, 0], x, x), ValueError, r"query_xy has shape \[4\]"),
-        (lambda x: hard_selection(x, x.half(), x), TypeError, "key_xy must be .* got torch.float16"),
-        (lambda x: hard_selection(x, x, [[1.0]]), TypeError, "shift must be .* got list"),
-        (lambda x: hard_selection(x, x * math.nan, x), ValueError, "key_xy holds inf or NaN"),
+        (lambda x: hard_selection(x, x.half(), x), TypeError, "key_xy must be .*torch.float16"),
+        (lambda x: hard_selection(x, x, [[1.0]]), TypeError, "shift must be a tensor"),
+        (lambda x: hard_selection(x, x * math.nan, x), ValueError, "key_xy must be finite"),
     ],
 )
 def test_hard_selection_refuses(wrong, error, says) -> None:  # type: ignore[no-untyped-def]

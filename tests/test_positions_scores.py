@@ -10,21 +10,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from support.positions import EXACT, F64, D, H, queries, spread
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from regard._lowered_scores import Bias, SumOfBiases
 from regard.positions import ALiBi, Grid, Quadratic, RelativeKeys, RelativeTable, T5Buckets, published_slopes
-from regard.scores import Bias, SumOfBiases
 
-F64 = torch.float64
-EXACT = {"rtol": 0.0, "atol": 1e-12}
-B, H, D = 2, 3, 5
 LINES = [(5, 7), (7, 5), (11, 11), (1, 13), (13, 1), (1, 1), (0, 5), (5, 0), (0, 0)]
 OFFSETS = [None, 0, -3, 4]
-
-
-def queries(n: int, d: int = D, heads: int = H) -> Tensor:
-    return torch.randn(B, heads, n, d, dtype=F64)
 
 
 def plain(q: Tensor, m: int, offset: int | None, entry: Callable[[int, int, int, int, int], object]) -> Tensor:
@@ -45,13 +39,6 @@ def assert_same(bias: Bias, q: Tensor, m: int, expected: Tensor) -> None:
     dense = bias.dense(q, m)
     assert dense.dtype == F64
     torch.testing.assert_close(dense.detach().expand(expected.shape), expected.detach(), **EXACT)
-
-
-def spread(module: nn.Module) -> None:
-    """Parameters of order 1 in float64, so that an error of 1e-12 is one of rounding."""
-    module.double()
-    for parameter in module.parameters():
-        nn.init.normal_(parameter)
 
 
 # --- on a line -------------------------------------------------------------------------------------------------------
@@ -151,11 +138,11 @@ def test_buckets_and_where_their_table_ends(buckets: int, far: int, bidirectiona
     expected = [exact_bucket(x, buckets, far, bidirectional) for x in δ.tolist()]
     assert T5Buckets.bucket(δ, buckets, far, bidirectional).tolist() == expected
     t5 = T5Buckets(H, buckets, far, bidirectional)
-    last = t5.first + len(t5.columns) - 1
-    clamped = δ.clamp(t5.first, last) - t5.first
+    last = t5.first_offset + len(t5.columns) - 1
+    clamped = δ.clamp(t5.first_offset, last) - t5.first_offset
     assert [t5.columns[x] for x in clamped.tolist()] == expected  # the table says it all
     assert t5.columns[0] != t5.columns[1] and t5.columns[-1] != t5.columns[-2]  # and no column in vain
-    assert -far <= t5.first < 0 and last == (-t5.first if bidirectional else 0)
+    assert -far <= t5.first_offset < 0 and last == (-t5.first_offset if bidirectional else 0)
 
 
 def test_t5_reaches_its_last_bucket_where_t5_does() -> None:
@@ -164,7 +151,7 @@ def test_t5_reaches_its_last_bucket_where_t5_does() -> None:
     decoder = T5Buckets.bucket(torch.tensor([10**6, 1, 0, -112, -113, -(10**6)]), bidirectional=False)
     assert decoder.tolist() == [0, 0, 0, 30, 31, 31]
     assert T5Buckets.bucket(torch.tensor([[3], [-3]], dtype=torch.int32)).tolist() == [[19], [3]]
-    assert T5Buckets(2, bidirectional=False).first == -113 and T5Buckets(2).first == -91
+    assert T5Buckets(2, bidirectional=False).first_offset == -113 and T5Buckets(2).first_offset == -91
     # Powers of two sit on the borders of buckets: the logarithm in float32 must not fall short of them.
     assert T5Buckets.bucket(-torch.tensor([15, 16, 31, 32, 63, 64])).tolist() == [9, 10, 11, 12, 13, 14]
 
@@ -179,7 +166,7 @@ def test_a_far_max_distance_costs_only_its_table(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(T5Buckets, "bucket", staticmethod(counted))
     far = 10**6
     t5 = T5Buckets(2, max_distance=far)
-    assert max(longest) == len(t5.columns) == 2 * -t5.first + 1 < 0.5 * far
+    assert max(longest) == len(t5.columns) == 2 * -t5.first_offset + 1 < 0.5 * far
     assert t5.columns[0] == 15 and t5.columns[1] == 14 and t5.columns[-1] == 31 and t5.columns[-2] == 30
 
 

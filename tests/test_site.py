@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from browser import browser  # noqa: F401  a fixture
+from support.browser import browser  # noqa: F401  a fixture
 
 ROOT = Path(__file__).resolve().parent.parent
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}

@@ -13,8 +13,9 @@ import sympy
 from torch import nn
 
 import regard
-from regard import budget, claims, convolution, shapes
-from regard.budget.symbols import LETTERS
+from regard import _shapes as shapes
+from regard import budget, claims, convolution
+from regard.budget._symbols import SYMBOLS
 from regard.nn import LayerNorm, MultiHeadAttention
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "symbols.md").read_text(encoding="utf-8")
@@ -48,7 +49,7 @@ def table(title: str) -> list[list[str]]:
 
 def test_the_planners_letters_are_its_letters() -> None:
     shown = {letter for row in table("Sizes") for letter in re.split(r"; | in a stack", row[3]) if letter}
-    assert len(shown) > 10 and shown <= {str(letter) for letter in LETTERS}
+    assert len(shown) > 10 and shown <= SYMBOLS.keys()
 
 
 def test_the_alphabet_is_the_codes() -> None:
@@ -58,10 +59,10 @@ def test_the_alphabet_is_the_codes() -> None:
 
 def test_the_claims_are_in_the_ledger() -> None:
     ids = re.findall(r'"([a-z-]+)"', PAGE)
-    assert ids and all(claims.claim(one).id == one for one in ids)
+    assert ids and all(claims.get_claim(one).id == one for one in ids)
 
 
 def test_the_count_of_parameters_is_the_planners() -> None:
-    counted = budget.formulas(budget.in_letters("attention", {"heads": 8}))["parameters"]
+    counted = budget.formulas(budget.symbolic_model("attention", {"heads": 8}))["parameters"]
     said = PAGE.partition("a layer has ")[2].partition(" parameters")[0].replace("·", "*")
-    assert sympy.expand(sympy.sympify(said, locals={str(x): x for x in LETTERS}) - counted) == 0
+    assert sympy.expand(sympy.sympify(said, locals=SYMBOLS) - counted) == 0

@@ -10,8 +10,8 @@ from dataclasses import fields
 
 import pytest
 import torch
-from cases import CHOICES, build
-from test_operator import gradients, with_gradients
+from support.cases import CHOICES, build
+from support.operator_runs import gradients, with_gradients
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -19,8 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
 from regard import Causal, Observe, Padding, Window
+from regard._lowered_scores import Scores
 from regard.kernels import ops
-from regard.scores import RowMask, Scores
+from regard.masks import RowMask
 
 DEFAULTS = {name: values[0] for name, values in CHOICES.items()} | {"heads": "grouped", "batch": "two"}
 VARIANTS = {
@@ -46,13 +47,13 @@ def test_opcheck(name: str) -> None:
     ops_attention = lambda *args: seen.append(args) or real(*args)  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ops, "attention_op", ops_attention)
-        patch.setattr(ops, "unwatched", lambda *_: False)
+        patch.setattr(ops, "can_skip_dispatcher", lambda *_: False)
         regard.attention(case.q.requires_grad_(), case.k, case.v, **case.options)
     (args,) = seen
     args = tuple(_leaf(x) for x in args)
     torch.library.opcheck(ops.attention_op, args)
-    spec = ops.encode(Observe(map=2, profile=1, key_mass=True, top=2), 2)
-    torch.library.opcheck(ops.observed_op, (*args, None, spec))
+    encoded = ops.encode_observe(Observe(map=2, profile=1, key_mass=True, top=2), 5, 7)
+    torch.library.opcheck(ops.observed_op, (*args, None, encoded))
     out, high, total = ops.attention_op(*args)
     grads = (torch.randn_like(out), *args[:3], out.detach(), high, total, *args[3:], True)
     torch.library.opcheck(ops.backward_op, tuple(_detached(x) for x in grads))
@@ -272,7 +273,7 @@ def test_the_shortcut_and_the_operator_agree_bit_for_bit(name: str) -> None:
 
     short = call()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops, "unwatched", lambda *_: False)
+        patch.setattr(ops, "can_skip_dispatcher", lambda *_: False)
         for a, b in zip(short, call(), strict=True):
             assert torch.equal(a, b)
 
@@ -346,7 +347,7 @@ def test_sdpa_refuses_what_torch_refuses() -> None:
         regard.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(3, 3, dtype=torch.bool), is_causal=True)
     with pytest.raises(ValueError, match="enable_gqa"):
         regard.scaled_dot_product_attention(x, x[:, :2], x[:, :2])
-    with pytest.raises(ValueError, match="there must be one value a key"):
+    with pytest.raises(ValueError, match="v must have one value"):
         regard.scaled_dot_product_attention(x, x[:, :2], x[:, :3], enable_gqa=True)
     with pytest.raises(TypeError, match="positional"):
         regard.scaled_dot_product_attention(x, x, x, None, 0.0, False, 1.0)

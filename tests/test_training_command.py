@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import command
+from support.commands import command
 
 from regard.models import bundled
 from regard.training import evolution
@@ -30,7 +30,7 @@ def test_a_task_is_trained_told_and_looked_at(monkeypatch: Patch, capsys: Captur
     assert err[-1].startswith("step 12  loss ") and "accuracy" in err[-1]
     lines = out.splitlines()
     assert lines[0].startswith("agreement: accuracy ") and lines[0].endswith(" at step 12 of 12")
-    assert "watching the heads took" in lines[1] and f"model: {run / 'model'}" in lines
+    assert "recording the heads took" in lines[1] and f"model: {run / 'model'}" in lines
     assert any(line.startswith("induction") for line in lines)
     assert all(len(line) <= 80 or str(tmp_path) in line for line in lines)
     figures = sorted(file.name for file in (run / "figures").iterdir())
@@ -59,13 +59,32 @@ def test_the_recipe_is_printed_and_taken_back(monkeypatch: Patch, capsys: Captur
     )
     assert code == 0 and again == out.replace("steps = 7", "steps = 8")
     code, _, err = command(monkeypatch, capsys, "train", "digits", "--recipe", "--config", str(file))
-    assert code == 2 and "is a recipe of another task than digits" in err[0]
+    assert code == 2 and "must be a recipe of the task digits" in err[0]
+
+
+def test_a_shorter_run_has_a_shorter_warmup_and_says_so(monkeypatch: Patch, capsys: Captured) -> None:
+    code, out, err = command(monkeypatch, capsys, "train", "repeats", "--recipe", "--set", "steps=60")
+    assert code == 0 and "warmup = 15" in out and len(err) == 1 and err[0].startswith("warmup is 15")
+    code, _, err = command(monkeypatch, capsys, "train", "repeats", "--recipe", "--set", "steps=600")
+    assert code == 0 and err == []
+    code, _, err = command(
+        monkeypatch, capsys, "train", "repeats", "--recipe", "--set", "steps=60", "--set", "warmup=60"
+    )
+    assert code == 2 and "warmup is 60" in err[0]
+
+
+def test_a_run_without_a_model_is_one_line(monkeypatch: Patch, capsys: Captured, tmp_path: Path) -> None:
+    """What a run leaves that was killed."""
+    (tmp_path / "run.json").write_text("{}")
+    for name in ("look", "describe"):
+        code, _, err = command(monkeypatch, capsys, name, str(tmp_path), *(["--kinds"] if name == "look" else []))
+        assert code == 2 and len(err) == 1 and "no model yet" in err[0] and "regard train" in err[0]
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("chess",), "there is no task 'chess'; there are text"),
+        (("chess",), "task is 'chess'"),
         (("dates", "--set", "stepz=3"), "a dates recipe has no stepz"),
         (("dates", "--set", "steps"), "it must be name=value"),
         (("dates", "--config", "nowhere.toml"), "nowhere.toml cannot be read"),
@@ -84,7 +103,7 @@ def test_what_is_wrong_is_one_line(
 def test_a_folder_of_something_else_is_left_alone(monkeypatch: Patch, capsys: Captured, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     code, _, err = command(monkeypatch, capsys, "train", "agreement", "--out", str(tmp_path), *QUICK)
-    assert code == 2 and "holds no run" in err[0] and len(err) == 1
+    assert code == 2 and "is not a run" in err[0] and len(err) == 1
     assert [file.name for file in tmp_path.iterdir()] == ["letter.txt"]
 
 
@@ -104,8 +123,9 @@ def test_control_c_saves_says_so_and_the_same_command_goes_on(tmp_path: Path) ->
     finally:
         process.kill()
     assert process.returncode == 130 and "Traceback" not in err
-    assert out.startswith("stopped at step ") and "the same command goes on" in out
+    assert out.startswith("stopped at step ") and "the same command continues" in out
     step = int(out.split()[3])
+    assert (run / "model" / "config.json").is_file() and f"model: {run / 'model'}" in out
     last = max((run / "checkpoints").glob("step-*"))
     assert json.loads((last / "state.json").read_text())["step"] == step
 
@@ -121,7 +141,7 @@ def test_the_bundled_model_is_looked_at_unless_another_is_given(
 
 
 def test_the_bundled_model_was_trained_by_the_default_recipe() -> None:
-    assert (bundled() / "recipe.toml").read_text() == TextTask.recipe.to_toml()
+    assert (bundled() / "recipe.toml").read_text() == TextTask.default_recipe.to_toml()
     kinds = {row["kind"]: row["step"] for row in reversed(evolution(bundled()).arrivals())}
     assert 0 < kinds["previous"] <= kinds["induction"] <= kinds["sink"]
     spread = evolution(bundled()).value("spread").mean(-1)

@@ -14,9 +14,10 @@ from matplotlib.colors import to_hex
 from test_training_evolution import PATH, made_of, run  # noqa: F401 (a fixture)
 
 from regard import plots
-from regard.training import evolution_figures as figures
-from regard.training.evolution import evolution
-from regard.watching.kinds import KINDS
+from regard.interp._head_types import HEAD_TYPES
+from regard.training import figures
+from regard.training._evolution import evolution
+from regard.training._measures import describe_measure
 
 pytestmark = pytest.mark.usefixtures("full_tiles")
 
@@ -32,7 +33,7 @@ def texts(figure: Any) -> list[str]:
 @pytest.mark.parametrize("name", ["entropy", "induction confidence", "natural raw sink"])
 def test_a_line_a_head(name: str, run: Path, tmp_path: Path) -> None:  # noqa: F811
     found = evolution(run)
-    figure = figures.trajectories(found, name)
+    figure = figures.plot_trajectories(found, name)
     axes, scale = figure.axes
     assert len(axes.lines) == 6 and scale.get_title(loc="left") == "layer"
     for at, line in enumerate(axes.lines):
@@ -41,66 +42,78 @@ def test_a_line_a_head(name: str, run: Path, tmp_path: Path) -> None:  # noqa: F
     colours = [to_hex(line.get_color()) for line in axes.lines]
     assert len(set(colours[:3])) == len(set(colours[3:])) == 1 and colours[0] != colours[3]  # by layer
     assert labels(axes.xaxis) == ["0", "1", "4"] and axes.get_xlabel() == "step"
-    assert axes.get_ylabel() == ("entropy, nats" if name == "entropy" else name)
+    assert axes.get_ylabel() == ("entropy, nats" if name == "entropy" else describe_measure(name).label)
     plots.save(figure, tmp_path / "lines.svg")
 
 
 def test_a_film(run: Path, tmp_path: Path) -> None:  # noqa: F811
     found = evolution(run)
     heads = [(PATH, 2), ("blocks.0.attention", 1)]
-    (axes,) = figures.film(found, heads, steps=3).axes
+    axes = figures.plot_maps(found, heads, steps=3).axes[0]
     assert len(axes.images) == 6 and labels(axes.xaxis) == ["0", "2", "4"]
     for at, image in enumerate(axes.images):
         head, step = heads[at // 3], (0, 2, 4)[at % 3]
         np.testing.assert_allclose(image.get_array(), found.map(step, *head))
     assert [name.split()[0] for name in labels(axes.yaxis)] == ["1.2", "0.1"]
-    (axes,) = figures.film(found, most=2).axes
+    axes = figures.plot_maps(found, most=2).axes[0]
     change = (found.records[-1].tensors["map"] - found.records[0].tensors["map"]).flatten(1).norm(dim=1)
     took = {found.heads.index((row["path"], row["head"])) for row in found.arrivals() if row["step"]}
     assert len(axes.images) == 8 and (took or int(change.argmax()) in range(6))
-    plots.save(figures.film(found, steps=1), tmp_path / "film.png")
+    plots.save(figures.plot_maps(found, steps=1), tmp_path / "film.png")
+
+
+def test_steps_without_records_are_hatched() -> None:
+    sparse = made_of({}, {(0, "natural clean previous"): 0.9})
+    for figure in (figures.plot_arrivals(sparse), figures.plot_trajectories(sparse, "entropy")):
+        (span,) = [patch for patch in figure.axes[0].patches if patch.get_gid() == "gap"]
+        low, high = span.get_extents().transformed(figure.axes[0].transData.inverted()).intervalx
+        assert low == pytest.approx(0, abs=1e-6) and high == pytest.approx(10)
 
 
 def test_heads_that_took_a_kind_are_filmed_first() -> None:
     found = made_of({}, {(0, "natural clean previous"): 0.9}, {(0, "natural clean previous"): 0.9})
     found.records[-1].tensors["map"][1] = 1.0  # this one changed more
-    assert figures._changed(found, 1) == [(PATH, 0)]
-    assert figures._changed(made_of({}, {}), 1) == [(PATH, 0)]
-    (axes,) = figures.film(found).axes
+    assert figures._most_changed_heads(found, 1) == [(PATH, 0)]
+    assert figures._most_changed_heads(made_of({}, {}), 1) == [(PATH, 0)]
+    axes = figures.plot_maps(found).axes[0]
     assert labels(axes.yaxis) == ["0.0 previous", "0.1"]
 
 
 def test_when_heads_took_their_types(tmp_path: Path) -> None:
     before, sink = "natural clean previous", "natural raw sinks"
     found = made_of({}, {(0, before): 0.9}, {(0, before): 0.9, (0, sink): 0.8, (1, sink): 0.9}, {(0, before): 0.9})
-    figure = figures.arrivals(found)
+    figure = figures.plot_arrivals(found)
     (axes,) = figure.axes
     bars = [
         (round(x.get_x()), round(x.get_width()), to_hex(x.get_facecolor()), round(x.get_height(), 6))
         for x in axes.patches
+        if x.get_gid() != "gap"
     ]
-    one, other = (figures.KIND_COLOURS[kind] for kind in ("previous", "sink"))
+    one, other = (figures.TYPE_COLOURS[kind] for kind in ("previous", "sink"))
     assert bars[:3] == [(10, 10, one, 0.84), (20, 10, other, 0.42), (20, 10, one, 0.42)]
     assert len(bars) == 5 and bars[4] == (20, 10, other, 0.84)
+    # No bar crosses the last step, where the axis ends; the types of the last record stand after it.
+    assert axes.spines["bottom"].get_bounds() == (0, 30)
+    assert all(x.get_x() + x.get_width() <= 30 or x.get_x() > 30 for x in axes.patches if x.get_gid() != "gap")
     dots = [(float(x.get_xdata()[0]), float(x.get_ydata()[0])) for x in axes.lines]
     assert dots == [(10.0, pytest.approx(0.0))]  # the other one did not stay
     assert labels(axes.yaxis) == ["0.0", "0.1"] and texts(figure)[1:] == ["sink", "previous"]
     for kind in ("png", "svg"):
         plots.save(figure, tmp_path / f"arrivals.{kind}")
-    assert texts(figures.arrivals(made_of({})))[1:] == ["no kinds"]
+    assert texts(figures.plot_arrivals(made_of({})))[1:] == ["no types"]
 
 
 def test_every_kind_has_a_colour_of_its_own() -> None:
-    assert set(figures.KIND_COLOURS) == set(KINDS) and len(set(figures.KIND_COLOURS.values())) == len(KINDS)
+    assert set(figures.TYPE_COLOURS) == set(HEAD_TYPES) and len(set(figures.TYPE_COLOURS.values())) == len(HEAD_TYPES)
 
 
 def test_what_cannot_be_drawn(run: Path) -> None:  # noqa: F811
     found = evolution(run)
-    with pytest.raises(ValueError, match="there is no 'colour'"):
-        figures.trajectories(found, "colour")
+    with pytest.raises(ValueError, match="name is 'colour'"):
+        figures.plot_trajectories(found, "colour")
     with pytest.raises(ValueError, match="there is no head 9"):
-        figures.film(found, [(PATH, 9)])
+        figures.plot_maps(found, [(PATH, 9)])
     with pytest.raises(ValueError, match="heads is empty"):
-        figures.film(found, [])
-    with pytest.raises(ValueError, match="is not known of any head"):
-        figures.trajectories(made_of({}), "induction score")
+        figures.plot_maps(found, [])
+    with pytest.raises(ValueError, match="induction score"):
+        figures.plot_trajectories(made_of({}), "induction score")

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny_task import QUICK, Heard, Tiny, digest
+from support.tiny_task import QUICK, Heard, Tiny, digest
 
-from regard.training.checkpoints import Checkpoints
-from regard.training.train import train, trained
+from regard.training._checkpoints import Checkpoints
+from regard.training._train import load_trained_model, train
 
 
 def test_a_recipe_that_the_task_refuses_leaves_no_folder(tmp_path: Path) -> None:
@@ -22,39 +22,40 @@ def test_a_recipe_that_the_task_refuses_leaves_no_folder(tmp_path: Path) -> None
 def test_folders_that_are_not_this_runs_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
-    with pytest.raises(FileExistsError, match="holds no run; train into a new or an empty folder"):
+    with pytest.raises(FileExistsError, match="is not a run"):
         train(Tiny, tmp_path / "other", QUICK)
     train(Tiny, tmp_path / "run", QUICK)
-    with pytest.raises(ValueError, match=r"holds a run with steps = 12, and 14 is asked for now"):
+    with pytest.raises(ValueError, match=r"steps = 12.*steps = 14"):
         train(Tiny, tmp_path / "run", QUICK | {"steps": 14})
-    with pytest.raises(ValueError, match=r"holds a run with model.layers = 2, and 1"):
+    with pytest.raises(ValueError, match=r"model.layers = 2.*model.layers = 1"):
         train(Tiny, tmp_path / "run", QUICK | {"model.layers": 1})
     train(Tiny, tmp_path / "run", QUICK | {"keep": 3})
-    with pytest.raises(FileNotFoundError, match="holds no run"):
-        trained(tmp_path / "other")
-    with pytest.raises(ValueError, match="has no checkpoint of step 1; it has"):
-        trained(tmp_path / "run", 1, task=Tiny)
-    with pytest.raises(ValueError, match="there is no task 'tiny'; there are "):
-        trained(tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match="is not a run"):
+        load_trained_model(tmp_path / "other")
+    with pytest.raises(ValueError, match="step is 1, "):
+        load_trained_model(tmp_path / "run", 1, task=Tiny)
+    with pytest.raises(ValueError, match="task is 'tiny'"):
+        load_trained_model(tmp_path / "run")
 
 
 def test_a_mistake_costs_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="heads"):
         train("agreement", tmp_path, {"model.heads": 3})
     assert train(Tiny, tmp_path, QUICK).ended == "steps"
-    assert (tmp_path / "recipe.toml").read_text() == Tiny.recipe.changed(QUICK).to_toml()
+    assert (tmp_path / "recipe.toml").read_text() == Tiny.default_recipe.with_changes(QUICK).to_toml()
 
 
 def test_what_was_half_written_is_removed(tmp_path: Path) -> None:
-    left = [tmp_path / name for name in (".lock", ".run.json.a1b2", ".metrics.jsonl.c3")]
+    left = [tmp_path / name for name in (".lock", ".run.json.a1b20c3d", ".metrics.jsonl.c3d40e5f", ".notes.txt")]
     left += [tmp_path / "checkpoints" / ".writing-x" / "weights.safetensors"]
     for file in left:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("half")
-    (tmp_path / "checkpoints" / ".writing-x" / "weights.safetensors").rename(tmp_path / ".recipe.toml.d4")
+    (tmp_path / "checkpoints" / ".writing-x" / "weights.safetensors").rename(tmp_path / ".recipe.toml.d4e50f6a")
     shutil.rmtree(tmp_path / "checkpoints")
     train(Tiny, tmp_path, QUICK)
-    assert [file.name for file in tmp_path.glob(".*")] == [".lock"]
+    # The hidden file is the user's own.
+    assert sorted(file.name for file in tmp_path.glob(".*")) == [".lock", ".notes.txt"]
 
 
 def test_two_runs_in_one_folder_are_kept_apart(tmp_path: Path) -> None:
@@ -81,10 +82,10 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None
     train(Tiny, tmp_path / "run", keeping)
     (tmp_path / "run" / "checkpoints" / "step-00000012" / "weights.safetensors").write_bytes(b"short")
     (tmp_path / "run" / "checkpoints" / "step-00000011" / "state.json").write_text('{"step": 11}')
-    with pytest.warns(UserWarning, match="is no whole checkpoint"):
+    with pytest.warns(UserWarning, match="is not a complete checkpoint"):
         # Stopped after the first step of those that are done again: what could not be read must not count as newest.
         train(Tiny, tmp_path / "run", QUICK | {"save": 1}, listener=Heard(11, lambda: os.kill(os.getpid(), 2)))
-    assert Checkpoints(tmp_path / "run" / "checkpoints").newest() is not None
+    assert Checkpoints(tmp_path / "run" / "checkpoints").read_newest() is not None
     train(Tiny, tmp_path / "run", QUICK)
     assert digest(tmp_path / "run") == digest(tmp_path / "whole")
 
@@ -93,5 +94,5 @@ def test_no_checkpoint_that_can_be_read_is_an_error(tmp_path: Path) -> None:
     train(Tiny, tmp_path, QUICK)
     for file in (tmp_path / "checkpoints").glob("*/state.json"):
         file.write_text("[]")
-    with pytest.warns(UserWarning), pytest.raises(ValueError, match="is no whole checkpoint"):
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match="is not a complete checkpoint"):
         train(Tiny, tmp_path, QUICK)

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_task
-from tiny_task import QUICK, Tiny, digest
+from support import tiny_task
+from support.tiny_task import QUICK, Tiny, digest
 
-from regard.training.checkpoints import Checkpoints
-from regard.training.metrics import read_metrics
-from regard.training.train import train
+from regard.training._checkpoints import Checkpoints
+from regard.training._metrics_file import read_metrics
+from regard.training._train import train
 
 WORKER = Path(tiny_task.__file__)
 SHORT = QUICK | {"steps": 60}
@@ -59,7 +59,8 @@ def killed_and_resumed(forked: Run, tmp_path: Path, times: int) -> list[str]:
         assert digest(folder) == wanted, places
         assert [x["step"] for x in read_metrics(folder / "metrics.jsonl") if "held_out" not in x] == list(range(1, 61))
         assert not list(folder.rglob(".writing*"))
-    assert sum(place.startswith("-9") for place in places) >= times - 2, places  # the last steps may be over before
+    # The last steps may be over before.
+    assert sum(place.startswith("-9") for place in places) >= times * 0.9 - 2, places
     return places
 
 
@@ -68,8 +69,8 @@ def test_killed_with_nine_at_random_moments_it_ends_with_the_same_bits(forked: R
 
 
 @pytest.mark.full
-def test_killed_with_nine_at_twenty_random_moments(forked: Run, tmp_path: Path) -> None:
-    places = killed_and_resumed(forked, tmp_path, 20)
+def test_killed_with_nine_at_a_hundred_random_moments(forked: Run, tmp_path: Path) -> None:
+    places = killed_and_resumed(forked, tmp_path, 100)
     assert len(set(places)) > 5, places
 
 

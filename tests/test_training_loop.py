@@ -14,19 +14,26 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_task import QUICK, Heard, Tiny, digest
+from support.tiny_task import QUICK, Heard, Tiny, digest
 from torch import Tensor, nn
 
 from regard import models
+from regard.interp._atlas_store import recorded_atlas
 from regard.training import evolution
-from regard.training.checkpoints import Checkpoints
-from regard.training.metrics import read_metrics
-from regard.training.optimizer import adamw, moments, put, remember, weights
-from regard.training.recipe import Recipe
-from regard.training.recorder import Recorder
-from regard.training.schedule import rate
-from regard.training.task import Batch, drawn
-from regard.training.train import train, trained
+from regard.training._checkpoints import Checkpoints
+from regard.training._metrics_file import read_metrics
+from regard.training._optimizer import (
+    create_optimizer,
+    learning_rate,
+    load_optimizer_state,
+    load_weights,
+    optimizer_state,
+    weight_tensors,
+)
+from regard.training._recipe import Recipe
+from regard.training._recorder import Recorder
+from regard.training._task import Batch, seeded_generator
+from regard.training._train import load_trained_model, train
 
 
 def test_a_run_learns_and_leaves_everything_it_promises(tmp_path: Path) -> None:
@@ -42,7 +49,7 @@ def test_a_run_learns_and_leaves_everything_it_promises(tmp_path: Path) -> None:
     assert learned[0]["rate"] == pytest.approx(1e-2 / 5) and learned[-1]["rate"] == pytest.approx(1e-3)
     # The best weights are a model folder, and those of the best checkpoint.
     saved = models.load(tmp_path / "run" / "model")
-    best = trained(tmp_path / "run", task=Tiny)
+    best = load_trained_model(tmp_path / "run", task=Tiny)
     theirs = dict(saved.named_parameters())
     assert all(torch.equal(theirs[name], p) for name, p in best.named_parameters())
     assert json.loads((tmp_path / "run" / "result.json").read_text())["best"] == result.best
@@ -65,16 +72,22 @@ def test_what_is_started_again_when_it_has_ended_changes_nothing(tmp_path: Path)
     assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "checkpoints").rglob("*")}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_stops_and_the_same_call_goes_on_exactly(tmp_path: Path, number: int) -> None:
     train(Tiny, tmp_path / "whole", QUICK)
     heard = Heard(5, lambda: os.kill(os.getpid(), number))
     result = train(Tiny, tmp_path / "stopped", QUICK, listener=heard)
     # The wish is heard in the step after: 6.
     assert result.ended == "stopped" and result.steps == 6 and heard.steps("saved")[-1] == 6
-    assert not (tmp_path / "stopped" / "model").exists()
+    # The model of the best step so far can be inspected: its record is its atlas.
+    stored = json.loads((tmp_path / "stopped" / "result.json").read_text())
+    assert stored["ended"] == "stopped" and stored["model_step"] == result.model_step == 4
+    assert evolution(tmp_path / "stopped").model_step == 4
+    atlas = recorded_atlas(tmp_path / "stopped" / "model")
+    assert atlas is not None and "step 4;" in atlas.source
     result = train(Tiny, tmp_path / "stopped", QUICK)
     assert result.ended == "steps"
+    assert json.loads((tmp_path / "stopped" / "result.json").read_text())["ended"] == "steps"
     assert digest(tmp_path / "stopped") == digest(tmp_path / "whole")
     steps = [x["step"] for x in read_metrics(tmp_path / "stopped" / "metrics.jsonl") if "held_out" not in x]
     assert steps == list(range(1, 13))
@@ -136,7 +149,7 @@ def test_bfloat16_learns_in_bfloat16_and_keeps_float32_weights(tmp_path: Path) -
     train(Tiny, tmp_path / "a", QUICK | {"record": 0.0})
     result = train(Tiny, tmp_path / "b", QUICK | {"record": 0.0, "precision": "bfloat16"})
     assert result.best is not None and math.isfinite(result.best["scores"]["loss"])
-    found = Checkpoints(tmp_path / "b" / "checkpoints").newest()
+    found = Checkpoints(tmp_path / "b" / "checkpoints").read_newest()
     assert found is not None and {x.dtype for x in found.weights.values()} == {torch.float32}
     assert digest(tmp_path / "a") != digest(tmp_path / "b")
 
@@ -152,10 +165,10 @@ class Exploding(Tiny):
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_the_checkpoint_before_it_stays(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"the loss is nan .* at step 5: this run does not learn; a smaller rate"):
+    with pytest.raises(RuntimeError, match=r"the loss is nan .* at step 5: .* rate"):
         train(Exploding, tmp_path, QUICK)
     assert Checkpoints(tmp_path / "checkpoints").steps() == [4]  # the best
-    newest = Checkpoints(tmp_path / "checkpoints").newest()
+    newest = Checkpoints(tmp_path / "checkpoints").read_newest()
     assert newest is not None and all(x.isfinite().all() for x in newest.weights.values())
 
 
@@ -178,40 +191,45 @@ def test_a_cut_line_of_the_metrics_is_left_out(tmp_path: Path) -> None:
 
 
 def test_the_optimizer_gives_back_what_it_was_given() -> None:
-    recipe = Tiny.recipe
+    recipe = Tiny.default_recipe
     model = Tiny(recipe).model()
-    optimizer = adamw(model, recipe)
+    optimizer = create_optimizer(model, recipe)
     decayed = {id(p) for p in optimizer.param_groups[0]["params"]}
     assert all((p.ndim > 1) == (id(p) in decayed) for p in model.parameters())
     for p in model.parameters():
         p.grad = torch.randn_like(p)
     optimizer.step()
     other = Tiny(recipe).model()
-    put(other, weights(model))
-    again = adamw(other, recipe)
-    remember(other, again, moments(model, optimizer))
+    load_weights(other, weight_tensors(model))
+    again = create_optimizer(other, recipe)
+    load_optimizer_state(other, again, optimizer_state(model, optimizer))
     for x, y in zip(model.parameters(), other.parameters(), strict=True):
         x.grad = y.grad = torch.ones_like(x)
     optimizer.step()
     again.step()
     for x, y in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(x, y)
-    wrong = Tiny(recipe.changed({"model.layers": 1})).model()
-    with pytest.raises(ValueError, match=r"a checkpoint of another model: .* is left over"):
-        put(wrong, weights(model))
-    with pytest.raises(ValueError, match=r"a checkpoint of another model: .* is missing"):
-        put(model, weights(wrong))
-    with pytest.raises(ValueError, match=r"is \[2\] there and"):
-        put(model, weights(model) | {"decoder.norm.weight": torch.zeros(2)})
-    with pytest.raises(ValueError, match="other is left over"):
-        remember(model, optimizer, {"other.exp_avg": torch.zeros(2)})
+    wrong = Tiny(recipe.with_changes({"model.layers": 1})).model()
+    with pytest.raises(ValueError, match=r"blocks.1.*unknown"):
+        load_weights(wrong, weight_tensors(model))
+    with pytest.raises(ValueError, match=r"blocks.1.*missing"):
+        load_weights(model, weight_tensors(wrong))
+    with pytest.raises(ValueError, match=r"decoder.norm.weight is \[2\]"):
+        load_weights(model, weight_tensors(model) | {"decoder.norm.weight": torch.zeros(2)})
+    with pytest.raises(ValueError, match="other is unknown"):
+        load_optimizer_state(model, optimizer, {"other.exp_avg": torch.zeros(2)})
 
 
 def test_who_dies_before_the_last_record_makes_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(self: Recorder, step: int) -> None:
         raise KeyboardInterrupt
 
-    changes = {**QUICK, "steps": 13, "record": 1.0}  # 13 is none of the steps that are recorded on the way
+    changes = {
+        **QUICK,
+        "steps": 13,
+        "record": 1.0,
+        "record_every": 5,
+    }  # 13 is none of the steps that are recorded on the way
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "finish", die)
         with pytest.raises(KeyboardInterrupt):
@@ -233,6 +251,43 @@ def test_ctrl_c_in_the_last_record_waits_for_it(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Recorder, "finish", interrupted)
     train(Tiny, tmp_path / "run", {**QUICK, "steps": 13, "record": 1.0})
     assert evolution(tmp_path / "run").steps[-1] == 13
+
+
+def test_a_stop_before_any_evaluation_saves_the_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Heard(5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    changes = {**QUICK, "evaluate": 100}
+    result = train(Tiny, tmp_path, changes, listener=heard)
+    assert result.best is None and result.model_step == result.steps == 6
+    atlas = recorded_atlas(tmp_path / "model")
+    assert atlas is not None and "step 6;" in atlas.source
+
+    # If it dies at its end before it writes its result, that of the stop does not count as its end.
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("regard.training._train._write_result", die)
+        with pytest.raises(KeyboardInterrupt):
+            train(Tiny, tmp_path, changes)
+    assert json.loads((tmp_path / "result.json").read_text())["ended"] == "stopped"
+    train(Tiny, tmp_path, changes)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["ended"] == "steps" and result["model_step"] == 12
+
+
+class Equal(Tiny):
+    """A task whose score is always the same; the loss falls until step 8 and rises after it."""
+
+    def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
+        self.evaluations = getattr(self, "evaluations", 0) + 1
+        return {"loss": abs(self.evaluations - 2.25), "accuracy": 0.5}
+
+
+def test_of_equal_scores_the_lower_loss_is_better_but_patience_ends(tmp_path: Path) -> None:
+    result = train(Equal, tmp_path / "run", {**QUICK, "steps": 40, "record": 0})
+    assert result.best is not None and result.best["step"] == result.model_step == 8
+    result = train(Equal, tmp_path / "impatient", {**QUICK, "steps": 40, "record": 0, "patience": 1})
+    assert result.ended == "patience" and result.steps == 8
 
 
 class Unused(Tiny):
@@ -279,14 +334,23 @@ def test_speed_is_of_the_step_alone(tmp_path: Path) -> None:
 
 def test_the_rate_rises_and_falls() -> None:
     recipe = Recipe("tiny", steps=101, batch=1, rate=2.0, warmup=10, floor=0.25)
-    rates = [rate(recipe, step) for step in range(101)]
+    rates = [learning_rate(recipe, step) for step in range(101)]
     assert rates[0] == pytest.approx(0.2) and rates[9] == rates[10] == 2.0 and rates[-1] == pytest.approx(0.5)
     assert all(a >= b for a, b in pairwise(rates[10:]))
-    assert rate(Recipe("tiny", steps=1, batch=1, rate=2.0, warmup=0), 0) == 2.0
-    assert rate(Recipe("tiny", steps=3, batch=1, rate=2.0, warmup=2, floor=0.5), 2) == 2.0
+    assert learning_rate(Recipe("tiny", steps=1, batch=1, rate=2.0, warmup=0), 0) == 2.0
+    assert learning_rate(Recipe("tiny", steps=3, batch=1, rate=2.0, warmup=2, floor=0.5), 2) == 2.0
 
 
 def test_random_numbers_of_two_purposes_have_nothing_in_common() -> None:
-    seeds = {drawn(seed, what, step).initial_seed() for seed in range(3) for what in range(4) for step in range(200)}
+    seeds = {
+        seeded_generator(seed, what, step).initial_seed()
+        for seed in range(3)
+        for what in range(4)
+        for step in range(200)
+    }
     assert len(seeds) == 3 * 4 * 200
-    assert drawn(1, 2, 3).initial_seed() == drawn(1, 2, 3).initial_seed() != drawn(1, 3, 2).initial_seed()
+    assert (
+        seeded_generator(1, 2, 3).initial_seed()
+        == seeded_generator(1, 2, 3).initial_seed()
+        != seeded_generator(1, 3, 2).initial_seed()
+    )

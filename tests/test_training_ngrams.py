@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from regard.training.ngrams import NGrams, bits_per_byte, discounts, rows
+from regard.training._ngram_baselines import NGrams, bits_per_byte, estimate_discounts, gram_rows
 
 ORDER = 5
 
@@ -106,7 +106,9 @@ CASES = [(0, 400, 12, 0), (1, 60, 30, 0), (2, 300, 9, None), (3, 900, 5, 4), (4,
 def test_rows_are_tokens_after_what_stood_before_them(seed: int, length: int, vocabulary: int, end: int | None) -> None:
     ids = text(seed, length, vocabulary, end)
     for order in (1, 2, 5):
-        assert list(map(tuple, rows(ids, vocabulary, end, order).tolist())) == contexts(ids, vocabulary, end, order)
+        assert list(map(tuple, gram_rows(ids, vocabulary, end, order).tolist())) == contexts(
+            ids, vocabulary, end, order
+        )
 
 
 @pytest.mark.parametrize(("seed", "length", "vocabulary", "end"), CASES)
@@ -114,8 +116,8 @@ def test_probabilities_are_those_of_counting_one_by_one(
     seed: int, length: int, vocabulary: int, end: int | None
 ) -> None:
     train, held = text(seed, length, vocabulary, end), text(seed + 100, 80, vocabulary, end)
-    grams = NGrams(rows(train, vocabulary, end), vocabulary, end)
-    asked = rows(held, vocabulary, end)
+    grams = NGrams(gram_rows(train, vocabulary, end), vocabulary, end)
+    asked = gram_rows(held, vocabulary, end)
     counted = contexts(train, vocabulary, end, ORDER)
     one, other = naive_witten_bell(counted, vocabulary), naive_kneser_ney(counted, vocabulary, end)
     queries = contexts(held, vocabulary, end, ORDER)
@@ -126,7 +128,7 @@ def test_probabilities_are_those_of_counting_one_by_one(
 @pytest.mark.parametrize(("seed", "length", "vocabulary", "end"), CASES)
 @pytest.mark.parametrize("kind", ["witten_bell", "kneser_ney"])
 def test_each_context_has_a_distribution(seed: int, length: int, vocabulary: int, end: int | None, kind: str) -> None:
-    train = rows(text(seed, length, vocabulary, end), vocabulary, end)
+    train = gram_rows(text(seed, length, vocabulary, end), vocabulary, end)
     grams = NGrams(train, vocabulary, end)
     draw = np.random.default_rng(0)
     unseen = draw.integers(0, vocabulary, (20, ORDER - 1))
@@ -146,7 +148,7 @@ def test_bits_per_byte_of_what_is_known() -> None:
         assert set(found) == {"Witten–Bell", "modified Kneser–Ney"}
         assert 0 < found["Witten–Bell"] < most
     # What was never counted is as likely as anything: 2 bits of a vocabulary of 4, spread over 2 bytes a token.
-    uniform = NGrams(rows(np.array([0, 1, 2, 3, 0]), 4, None, 1), 4)
+    uniform = NGrams(gram_rows(np.array([0, 1, 2, 3, 0]), 4, None, 1), 4)
     assert np.allclose(uniform.witten_bell(np.array([[0], [3]])), 0.25)
     balanced = bits_per_byte(np.array([0, 1, 2, 3, 0]), np.array([0, 1]), 4, 2.0, order=1)
     assert math.isclose(balanced["Witten–Bell"], 1.0)
@@ -157,7 +159,7 @@ def test_kneser_ney_counts_where_a_token_was_met_not_how_often() -> None:
     ids = [6, 7] * 20
     for other in range(1, 5):
         ids += [other, 5]
-    grams = NGrams(rows(np.array(ids), 10), 10)
+    grams = NGrams(gram_rows(np.array(ids), 10), 10)
     asked = np.array([[9, 9, 9, 9, 5], [9, 9, 9, 9, 7]])
     five, seven = grams.kneser_ney(asked)
     assert five > seven
@@ -169,14 +171,14 @@ def test_discounts() -> None:
     a = np.repeat([1, 2, 3, 4, 9], [50, 20, 10, 5, 3])
     y = 50 / 90
     expected = [0, 1 - 2 * y * 20 / 50, 2 - 3 * y * 10 / 20, 3 - 4 * y * 5 / 10]
-    assert np.allclose(discounts(a), expected)
-    assert discounts(np.array([4, 4])).tolist() == [0, 0.5, 1.0, 1.5]  # too few to tell
+    assert np.allclose(estimate_discounts(a), expected)
+    assert estimate_discounts(np.array([4, 4])).tolist() == [0, 0.5, 1.0, 1.5]  # too few to tell
 
 
 def test_nothing_to_count_is_refused() -> None:
-    with pytest.raises(ValueError, match="no tokens to count"):
-        NGrams(rows(np.array([1]), 4), 4)
+    with pytest.raises(ValueError, match="train is empty"):
+        NGrams(gram_rows(np.array([1]), 4), 4)
     with pytest.raises(ValueError, match="vocabulary"):
-        NGrams(rows(np.array([0, 0]), 1), 1)
+        NGrams(gram_rows(np.array([0, 0]), 1), 1)
     with pytest.raises(ValueError, match="order"):
-        rows(np.array([1, 2]), 4, None, 0)
+        gram_rows(np.array([1, 2]), 4, None, 0)

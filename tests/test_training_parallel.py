@@ -8,20 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tasks_worker
-import tiny_task
 import torch
-from tiny_task import QUICK, Tiny
+from support import tasks_worker, tiny_task
+from support.tiny_task import QUICK, Tiny
 
-from regard.training.checkpoints import Checkpoints
-from regard.training.evolution import evolution
-from regard.training.metrics import read_metrics
-from regard.training.processes import Processes
-from regard.training.train import train
+from regard.training._checkpoints import Checkpoints
+from regard.training._evolution import evolution
+from regard.training._metrics_file import read_metrics
+from regard.training._processes import Processes
+from regard.training._train import train
 
 SAME = QUICK | {"steps": 30, "model.dropout": 0.0, "record": 1.0, "evaluate": 5}
 CASES = {
@@ -37,11 +37,11 @@ def torchrun(runs: list[Any]) -> subprocess.Popen[str]:
     return processes(2, tiny_task.__file__, json.dumps(runs))
 
 
-def processes(many: int, *given: object) -> subprocess.Popen[str]:
+def processes(many: int, *given: object, options: Sequence[object] = ()) -> subprocess.Popen[str]:
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(many)]
     return subprocess.Popen(
-        [*command, *map(str, given)],
+        [*command, *map(str, options), *map(str, given)],
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -81,16 +81,17 @@ def test_what_heads_did_is_that_of_one_process(runs: Path, case: str) -> None:
 
 
 def test_a_sharded_runs_checkpoint_is_whole_and_goes_on_alone(runs: Path) -> None:
-    found = Checkpoints(runs / "fsdp" / "checkpoints").newest()
+    found = Checkpoints(runs / "fsdp" / "checkpoints").read_newest()
     assert found is not None
-    shapes = {name: p.shape for name, p in Tiny(Tiny.recipe).model().named_parameters()}
+    shapes = {name: p.shape for name, p in Tiny(Tiny.default_recipe).model().named_parameters()}
     assert {name: x.shape for name, x in found.weights.items()} == shapes
-    assert {name.rpartition(".")[0] for name in found.moments} == set(shapes)
+    assert {name.rpartition(".")[0] for name in found.optimizer_state} == set(shapes)
     assert train(Tiny, runs / "fsdp", CASES["fsdp"]).ended == "steps"
 
 
 def test_a_killed_worker_ends_the_other_with_a_clear_error_and_the_run_goes_on(tmp_path: Path) -> None:
-    changes = SAME | {"steps": 2000, "save": 5, "record": 0.0, "evaluate": 100}
+    # So many steps that a fast machine does not reach the end before the worker is killed.
+    changes = SAME | {"steps": 100_000, "save": 5, "record": 0.0, "evaluate": 100}
     process = torchrun([[str(tmp_path / "run"), changes]])
     metrics = tmp_path / "run" / "metrics.jsonl"
     try:
@@ -104,22 +105,55 @@ def test_a_killed_worker_ends_the_other_with_a_clear_error_and_the_run_goes_on(t
     finally:
         process.kill()
     assert time.monotonic() - killed < 60 and process.returncode != 0
-    assert "tiny: another process of this run was lost" in said, said
-    assert "the last checkpoint is" in said and "the same command goes on" in said
+    assert "tiny: another process of the group was lost" in said, said
+    assert "the last checkpoint is" in said and "the same command resumes" in said
     step = Checkpoints(tmp_path / "run" / "checkpoints").steps()[-1]
-    assert 0 < step < 2000
+    assert 0 < step < 100_000
     # On with one process; a run of as many steps would take minutes, so it is stopped soon.
     heard: list[int] = []
 
     class Soon(tiny_task.Tiny):
         def batch(self, at: int) -> Any:
             heard.append(at)
+            assert len(heard) < 100, "the signal did not stop the run"
             if len(heard) == 3:
                 os.kill(os.getpid(), signal.SIGINT)
             return super().batch(at)
 
     result = train(Soon, tmp_path / "run", changes)
     assert result.ended == "stopped" and heard[0] == step and result.steps > step
+
+
+@pytest.mark.full
+def test_the_command_prints_one_line_in_each_process_if_one_is_too_slow(tmp_path: Path) -> None:
+    options = ("--redirects", "3", "--log-dir", tmp_path / "log")
+    settings = ("--set", "steps=100000", "--set", "save=5", "--set", "record=0", "--set", "data.checks=8")
+    command = ("-m", "regard", "train", "repeats", "--out", tmp_path / "run", "--timeout", "5", *settings)
+    process = processes(2, *command, options=options)
+    until = time.monotonic() + 300
+
+    def wait_until(condition: Any) -> None:
+        while not condition():
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.1)
+
+    def errors(rank: int) -> str:
+        return "".join(file.read_text() for file in (tmp_path / "log").glob(f"*/attempt_0/{rank}/stderr.log"))
+
+    try:
+        wait_until(lambda: Checkpoints(tmp_path / "run" / "checkpoints").steps())
+        slow = _worker(process.pid, rank=1)
+        os.kill(slow, signal.SIGSTOP)
+        wait_until(lambda: "regard: " in errors(0))
+        os.kill(slow, signal.SIGCONT)
+        process.communicate(timeout=200)
+    finally:
+        process.kill()
+    assert "did not answer within 5 s" in errors(0).splitlines()[-1]
+    for rank in (0, 1):
+        assert "Traceback" not in errors(rank)
+        assert errors(rank).splitlines()[-1].startswith("regard: another process of the group")
+        assert "the last checkpoint is" in errors(rank).splitlines()[-1]
 
 
 @pytest.mark.full
@@ -167,19 +201,19 @@ def _worker(agent: int, rank: int) -> int:
 
 def test_examples_are_dealt_out_whole() -> None:
     batch = {"x": torch.arange(7), "y": torch.arange(14).reshape(7, 2)}
-    parts = [Processes(rank, 3).part(batch) for rank in range(3)]
+    parts = [Processes(rank, 3).select(batch) for rank in range(3)]
     assert sorted(torch.cat([part["x"] for part, _ in parts]).tolist()) == list(range(7))
     assert all(weight == 1.0 for _, weight in parts)
-    few, weight = Processes(2, 3).part({"x": torch.arange(2)})
+    few, weight = Processes(2, 3).select({"x": torch.arange(2)})
     assert weight == 0.0 and few["x"].tolist() == [0]
 
 
 def test_fewer_examples_than_processes_are_refused(tmp_path: Path) -> None:
-    from regard.training.folder import RunFolder
-    from regard.training.loop import Listener, Loop
+    from regard.training._loop import Listener, Loop
+    from regard.training._run_folder import RunFolder
 
-    recipe = Tiny.recipe.changed({"batch": 4, "accumulate": 2})
-    with RunFolder(tmp_path, recipe) as folder, pytest.raises(ValueError, match="fewer than the 3 processes"):
+    recipe = Tiny.default_recipe.with_changes({"batch": 4, "accumulate": 2})
+    with RunFolder(tmp_path, recipe) as folder, pytest.raises(ValueError, match="3 processes"):
         Loop(Tiny(recipe), folder, Processes(0, 3), Listener())
 
 
@@ -188,4 +222,4 @@ def test_words_that_torchrun_would_not_set_are_refused(monkeypatch: pytest.Monke
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", world)
         with pytest.raises(ValueError, match=f"RANK is '{rank}' and WORLD_SIZE '{world}'"):
-            Processes.found()
+            Processes.current()

@@ -12,30 +12,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import recorder_worker
 import torch
 import torch.nn.functional as F
-from checkpoints import make
-from recorder_worker import VOCAB, model, probes, record, short, steps
-from test_models import GPT2
-from test_watching_kinds import in_transformers
+from support import recorder_worker
+from support.checkpoints import make
+from support.model_configs import GPT2
+from support.probe_tokenizers import in_transformers
+from support.recorder_worker import VOCAB, model, probes, record, short, steps
 from torch import Tensor, nn
 
 from regard import Observe, watch
-from regard.models.text import Bytes
+from regard.interp import _records as records
+from regard.interp._head_atlas import atlas
+from regard.interp._head_table import HEAD_COLUMNS
+from regard.interp._probes import Probe
+from regard.models._tokenizer import ByteTokenizer
 from regard.nn import Decoder, VisionTransformer
-from regard.training import records
+from regard.training._recorder import Recorder
 from regard.training.huggingface import RecorderCallback
-from regard.training.recorder import Recorder
-from regard.watching.heads import atlas
-from regard.watching.probes import Probe
-from regard.watching.table import COLUMNS
 
 pytestmark = pytest.mark.usefixtures("full_tiles")
 
 
 def same(a: records.Record, b: records.Record, bound: float = 1e-6) -> None:
-    assert a.places == b.places and a.names == b.names and a.tensors.keys() == b.tensors.keys()
+    assert a.layers == b.layers and a.names == b.names and a.tensors.keys() == b.tensors.keys()
     for name, x in a.tensors.items():
         torch.testing.assert_close(x, b.tensors[name], atol=bound, rtol=bound, equal_nan=True)
 
@@ -52,7 +52,7 @@ def test_a_record_is_what_watching_says(tmp_path: Path) -> None:
         made(asked[0].ids)
     rows = seen.heads()
     assert found.heads == [(row["path"], row["head"]) for row in rows]
-    wanted = torch.tensor([[row[name] for name in COLUMNS] for row in rows])
+    wanted = torch.tensor([[row[name] for name in HEAD_COLUMNS] for row in rows])
     torch.testing.assert_close(found.tensors["means"], wanted, atol=1e-5, rtol=1e-5)
     for name in ("map", "profile"):
         whole = torch.cat([getattr(seen[path], name) for path in seen])
@@ -65,9 +65,9 @@ def test_a_record_is_what_watching_says(tmp_path: Path) -> None:
 def test_scores_are_those_of_the_atlas(tmp_path: Path) -> None:
     torch.manual_seed(0)
     made = Decoder(12, heads=3, layers=2, vocab=256)
-    Recorder(made, tmp_path, Bytes()).step(0)
+    Recorder(made, tmp_path, ByteTokenizer()).step(0)
     found = record(tmp_path)
-    rows = atlas(made, Bytes(), control=False).rows
+    rows = atlas(made, ByteTokenizer(), control=False).rows
     for at, row in enumerate(rows):
         mine = found.scores(at)
         assert mine.keys() == row["scores"].keys()
@@ -138,7 +138,7 @@ def test_pictures(tmp_path: Path) -> None:
     images = torch.randn(3, 3, 12, 12)
     Recorder(made, tmp_path / "own", images=images, grid=(3, 3), profile=2).step(0)
     found = record(tmp_path / "own")
-    assert found.tensors["profile"].shape == (6, 5, 5) and found.grid == (3, 3) and found.places[0].n == 10
+    assert found.tensors["profile"].shape == (6, 5, 5) and found.grid == (3, 3) and found.layers[0].n == 10
     assert set(found.names) == {"natural raw", "natural clean"}
     probe = [Probe("natural", images, torch.zeros(0, dtype=torch.bool))]
     Recorder(made, tmp_path / "probes", probes=probe, grid=(3, 3), profile=2).step(0)
@@ -163,7 +163,7 @@ def test_a_model_that_is_compiled_or_has_no_attention(tmp_path: Path) -> None:
     Recorder(wrapped, tmp_path / "wrapped", probes=probes()).step(0)
     Recorder(model(), tmp_path / "plain", probes=probes()).step(0)
     same(record(tmp_path / "wrapped"), record(tmp_path / "plain"), 0)
-    with pytest.raises(ValueError, match="called no attention that can be seen"):
+    with pytest.raises(ValueError, match="called no attention"):
         Recorder(nn.Embedding(VOCAB, 3), tmp_path / "none", probes=probes()).step(0)
 
 
@@ -189,9 +189,9 @@ def test_who_is_killed_while_writing_leaves_no_half_record(tmp_path: Path) -> No
     """A process that is killed can tidy up nothing; the next one does."""
     code = """
 import os, pathlib, signal, sys
-from regard.training import records
-import recorder_worker
-from regard.training.recorder import Recorder
+from regard.interp import _records as records
+from support import recorder_worker
+from regard.training._recorder import Recorder
 def killed(tensors, file, metadata):
     pathlib.Path(file).write_bytes(b"half of it")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -200,7 +200,7 @@ mine.step(0)
 records.save_tensors = killed
 mine.step(1)
 """
-    env = os.environ | {"PYTHONPATH": str(Path(recorder_worker.__file__).parent)}
+    env = os.environ | {"PYTHONPATH": str(Path(recorder_worker.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code, tmp_path], env=env, check=False)
     assert done.returncode != 0
     assert steps(tmp_path) == [0] and len(os.listdir(tmp_path)) == 2
@@ -216,12 +216,15 @@ def test_what_cannot_be_is_said_in_a_line(tmp_path: Path) -> None:
     wrong: list[tuple[str, Callable[[], Any]]] = [
         ("is a file", lambda: short(tmp_path / "file")),
         ("share is 5; it must be a number from 0 to 1", lambda: short(tmp_path, share=5)),
-        ("brings no tokenizer; give one", lambda: Recorder(model(), tmp_path)),
-        ("brings no tokenizer", lambda: Recorder(model(), tmp_path, "gpt2")),
-        ("give one of tokenizer, probes and images", lambda: Recorder(model(), tmp_path, Bytes(), probes=probes())),
-        ("of different names", lambda: Recorder(model(), tmp_path, probes=twice)),
-        ("of different names", lambda: Recorder(model(), tmp_path, probes=[])),
-        ("images and grid go together", lambda: Recorder(image, tmp_path, images=torch.zeros(1, 3, 12, 12))),
+        (r"has no tokenizer.*RecorderCallback\(folder, tokenizer\)", lambda: Recorder(model(), tmp_path)),
+        ("has no tokenizer", lambda: Recorder(model(), tmp_path, "gpt2")),
+        (
+            "tokenizer, probes and images",
+            lambda: Recorder(model(), tmp_path, ByteTokenizer(), probes=probes()),
+        ),
+        ("different names", lambda: Recorder(model(), tmp_path, probes=twice)),
+        ("different names", lambda: Recorder(model(), tmp_path, probes=[])),
+        ("images and grid", lambda: Recorder(image, tmp_path, images=torch.zeros(1, 3, 12, 12))),
         (
             r"images has shape \[3, 12, 12\]",
             lambda: Recorder(image, tmp_path, images=torch.zeros(3, 12, 12), grid=(3, 3)),
@@ -245,7 +248,7 @@ def test_what_cannot_be_is_said_in_a_line(tmp_path: Path) -> None:
 def test_short_models_get_short_probes(tmp_path: Path) -> None:
     made = make("GPT2LMHeadModel", GPT2 | {"vocab_size": 100, "n_positions": 29})
     Recorder(made, tmp_path, in_transformers()).step(0)
-    assert [place.n for place in record(tmp_path).places] == [29, 29]
+    assert [place.n for place in record(tmp_path).layers] == [29, 29]
 
 
 def test_in_transformers_own_training(tmp_path: Path) -> None:
@@ -294,7 +297,7 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
             process.kill()
     assert [process.returncode for process in running] == [0, 0], said
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert "is no whole record" in told[0].pop("broken") and "see the first process" in told[1].pop("broken")
+    assert "is not a complete record" in told[0].pop("broken") and "see the first process" in told[1].pop("broken")
     assert (
         told[0]
         == told[1]

@@ -12,16 +12,17 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from regard.training import records
-from regard.training.tasks import pictures, text
+from regard.interp import _records as records
+from regard.training.tasks import image_data as pictures
+from regard.training.tasks import text
 
 
 def kept(folder: Path, **changes: object) -> Path:
     """A record of two heads, with some of what its header says changed."""
-    place = records.Place("blocks.0.attention", (0, 1), 5, 5, False)
+    place = records.AttentionLayer("blocks.0.attention", (0, 1), 5, 5, False)
     tensors = {"means": torch.zeros(2, 7), "map": torch.zeros(2, 3, 3), "profile": torch.zeros(2, 5)}
     seconds = {"cost": 0.5, "spent": 1, "elapsed": 2.0}
-    file = records.write(folder, records.Record(1, "Toy", (place,), tensors, {}, seconds, (2, 3)))
+    file = records.write_record(folder, records.Record(1, "Toy", (place,), tensors, {}, seconds, (2, 3)))
     with safe_open(file, framework="pt") as opened:
         told = json.loads(opened.metadata()["regard"])
     told |= changes
@@ -30,10 +31,10 @@ def kept(folder: Path, **changes: object) -> Path:
 
 
 def test_a_record_is_whole_or_said_not_to_be(tmp_path: Path) -> None:
-    whole = records.read(kept(tmp_path))
+    whole = records.read_record(kept(tmp_path))
     assert whole.seconds == {"cost": 0.5, "spent": 1.0, "elapsed": 2.0}
     assert whole.grid == (2, 3)
-    assert records.read(kept(tmp_path, grid=None)).grid is None
+    assert records.read_record(kept(tmp_path, grid=None)).grid is None
     place = {"path": "a", "heads": [0, 1], "n": 5, "m": 5, "cross": False}
     wrong: list[dict[str, object]] = [
         *({"seconds": {"cost": x, "spent": 1, "elapsed": 2}} for x in (math.inf, math.nan, 10**400, -1, "1", True)),
@@ -46,8 +47,8 @@ def test_a_record_is_whole_or_said_not_to_be(tmp_path: Path) -> None:
         *({"places": x} for x in (3, [3], [[]], {})),
     ]
     for changes in wrong:
-        with pytest.raises(ValueError, match="is no whole record of heads") as error:
-            records.read(kept(tmp_path, **changes))
+        with pytest.raises(ValueError, match="is not a complete record") as error:
+            records.read_record(kept(tmp_path, **changes))
         assert "\n" not in str(error.value)
 
 
@@ -55,24 +56,24 @@ def test_a_folder_with_a_record_s_name_is_none(tmp_path: Path) -> None:
     file = kept(tmp_path)
     (tmp_path / "step-00000002.safetensors").mkdir()
     (tmp_path / ".step-00000003.safetensors.half").mkdir()
-    assert records.files(tmp_path) == {1: file}
-    records.clear(tmp_path, 0)
+    assert records.list_records(tmp_path) == {1: file}
+    records.remove_records_after(tmp_path, 0)
     assert sorted(x.name for x in tmp_path.iterdir()) == [
         *(".step-00000003.safetensors.half", "step-00000002.safetensors")
     ]
-    with pytest.raises(ValueError, match="no whole record of heads: it is no file"):
-        records.read(tmp_path / "step-00000002.safetensors")
+    with pytest.raises(ValueError, match="regular file"):
+        records.read_record(tmp_path / "step-00000002.safetensors")
 
 
 def test_a_disk_that_takes_no_more_is_an_error_of_the_system(tmp_path: Path) -> None:
     """As of any other file: safetensors has an error of its own, which nobody expects of writing."""
     resource = pytest.importorskip("resource")
-    read = pictures.Pictures(torch.zeros(9, 1, 2, 2), torch.zeros(9), torch.zeros(9), ["a"])
+    read = pictures.LabelledImages(torch.zeros(9, 1, 2, 2), torch.zeros(9), torch.zeros(9), ["a"])
     ids = text._Data(torch.zeros(9), torch.zeros(9), 9.0, 2, None)
     wanted: list[tuple[str, Callable[[Path], object]]] = [
         ("records", kept),
-        ("pictures", lambda folder: pictures.write(read, folder)),
-        ("text", lambda folder: text._write(ids, folder)),
+        ("pictures", lambda folder: pictures.write_images(read, folder)),
+        ("text", lambda folder: text._write_data(ids, folder)),
     ]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     for name, write in wanted:

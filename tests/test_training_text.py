@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from own_text import opened, prose, recipe, written
+from support.own_text import opened, prose, recipe, written
 from torch.nn import functional as F
 
 from regard.models import load
-from regard.training.corpus import Document, own_documents, split
+from regard.training._corpus import Document, read_documents, split_documents
 from regard.training.tasks.text import END, TextTask
 
 
@@ -27,11 +27,11 @@ def task(file: Path) -> TextTask:
 
 
 def test_windows_count_each_held_out_token_once(task: TextTask) -> None:
-    held = task.data.held
+    held = task.data.held_out
     for window in (64, 50, 33, len(held) - 1):
         task.n, before = window, task.n
         try:
-            checks = task.checks()
+            checks = task.held_out_batches()
         finally:
             task.n = before
         ids, counted = (torch.cat([x[name] for x in checks]) for name in ("ids", "counted"))
@@ -45,12 +45,12 @@ def test_windows_count_each_held_out_token_once(task: TextTask) -> None:
 def test_bits_per_byte_are_those_of_one_long_sum(task: TextTask, file: Path) -> None:
     torch.manual_seed(0)
     model = task.model().eval()
-    held = task.data.held.long()
+    held = task.data.held_out.long()
     nats = torch.zeros(len(held) - 1, dtype=torch.float64)
     with torch.no_grad():
         sums: dict[str, float] = {}
-        for batch in task.checks():
-            for name, value in task.check(model, batch).items():
+        for batch in task.held_out_batches():
+            for name, value in task.evaluate_batch(model, batch).items():
                 sums[name] = sums.get(name, 0.0) + value
         done = 0
         for start in [*range(0, len(held) - 1 - 64, 32), len(held) - 1 - 64]:  # later windows know more
@@ -60,7 +60,7 @@ def test_bits_per_byte_are_those_of_one_long_sum(task: TextTask, file: Path) -> 
             new = slice(done - start, 64)
             nats[start : start + 64][new] = -logp[new]
             done = start + 64
-    documents = split(own_documents(file), 0.1)[1]
+    documents = split_documents(read_documents(file), 0.1)[1]
     size = sum(len(x.text.encode()) for x in documents)
     assert sums["tokens"] == len(held) - 1
     expected = float(nats.sum()) / math.log(2) / size
@@ -78,7 +78,7 @@ def test_batches_are_functions_of_the_step(task: TextTask, file: Path) -> None:
     seeded.open()
     assert not torch.equal(task.batch(0)["ids"], seeded.batch(0)["ids"])
     assert task.batch(0)["ids"].shape == (4, 65)
-    assert task.count(task.batch(0)) == 4 * 64
+    assert task.count_predictions(task.batch(0)) == 4 * 64
 
 
 def test_an_epoch_reads_every_window_once(task: TextTask) -> None:
@@ -95,16 +95,16 @@ def test_an_epoch_reads_every_window_once(task: TextTask) -> None:
 
 def test_the_tokenizer_knows_the_training_part_alone(tmp_path: Path) -> None:
     names = [f"{i}.txt" for i in range(40)]
-    held = {x.name for x in split([Document(name, "") for name in names], 0.1)[1]}
+    held = {x.name for x in split_documents([Document(name, "") for name in names], 0.1)[1]}
     for i, name in enumerate(names):
         rare = "zyzzyva zyzzyva zyzzyva " if name in held else "quokka quokka quokka "
         (tmp_path / name).write_text(rare * 20 + prose(i, 4))
     task = opened(tmp_path, **{"data.vocabulary": 400})
-    text = task.model().text
+    text = task.model().tokenizer
     assert len(text.encode(" quokka")) == 2  # <|endoftext|>, quokka
     assert len(text.encode(" zyzzyva")) > 4
     # Documents stand between ends, and none is on both sides.
-    pieces = "".join(text.tokens(task.data.held.tolist())).split(END)
+    pieces = "".join(text.tokens(task.data.held_out.tolist())).split(END)
     assert pieces[0] == pieces[-1] == ""
     assert len(pieces) == len(held) + 2
 
@@ -113,7 +113,7 @@ def test_a_text_may_say_endoftext(tmp_path: Path) -> None:
     for i in range(30):
         (tmp_path / f"{i}.txt").write_text(f"{END} is what {END} means {i}. " * 20)
     task = opened(tmp_path)
-    assert int((task.data.train == 0).sum()) + int((task.data.held == 0).sum()) == 30 + 2
+    assert int((task.data.train == 0).sum()) + int((task.data.held_out == 0).sum()) == 30 + 2
 
 
 def test_what_was_prepared_is_read(file: Path, tmp_path: Path, task: TextTask) -> None:
@@ -125,7 +125,7 @@ def test_what_was_prepared_is_read(file: Path, tmp_path: Path, task: TextTask) -
     again.open()
     for one in (written, again):
         assert torch.equal(one.data.train, task.data.train)
-        assert torch.equal(one.data.held, task.data.held)
+        assert torch.equal(one.data.held_out, task.data.held_out)
         assert one.data.size == task.data.size
     (tmp_path / "prepared" / "tokens.safetensors").write_bytes(b"broken")
     with pytest.raises(ValueError, match="truncated"):
@@ -151,10 +151,10 @@ def test_folders_are_read_here_and_by_transformers(file: Path, tmp_path: Path) -
     same, theirs = load(tmp_path / "model"), AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     text = "the key — één  is\n\n    another 🎉\t"
-    ids = same.text.encode(text)
+    ids = same.tokenizer.encode(text)
     assert ids[0] == 0
     assert tokenizer.encode(text) == ids
-    assert same.text.decode(ids) == text
+    assert same.tokenizer.decode(ids) == text
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 0)
     assert type(theirs).__name__ == "LlamaForCausalLM"
@@ -175,13 +175,13 @@ def test_it_learns(file: Path, tied: bool) -> None:
 
     def score() -> float:
         with torch.no_grad():
-            batches = [task.check(model, x) for x in task.checks()]
+            batches = [task.evaluate_batch(model, x) for x in task.held_out_batches()]
         return task.scores({k: sum(x[k] for x in batches) for k in batches[0]})["bits per byte"]
 
     before = score()
     for step in range(30):
         batch = task.batch(step)
-        (task.loss(model, batch) / task.count(batch)).backward()
+        (task.loss(model, batch) / task.count_predictions(batch)).backward()
         optimizer.step()
         optimizer.zero_grad()
     assert score() < 0.7 * before
@@ -193,8 +193,8 @@ def test_probes_are_of_the_held_out_text(task: TextTask) -> None:
     assert (natural.name, again.name, other.name) == ("natural", "repeated", "random")
     assert natural.ids.shape == (2, 64)
     assert (natural.ids[:, 0] == 0).all()
-    joined = "".join(task.model().text.decode(row.tolist()) for row in natural.ids)
-    held = task.model().text.decode(task.data.held.tolist())
+    joined = "".join(task.model().tokenizer.decode(row.tolist()) for row in natural.ids)
+    held = task.model().tokenizer.decode(task.data.held_out.tolist())
     assert held.startswith(joined)
     assert again.block == 21  # what of 48 a window of 64 holds three times
     assert torch.equal(again.ids[:, 1:22], again.ids[:, 22:43])

@@ -1,1 +1,1 @@
-"""What breaks each claim: arguments with which its check must come to another verdict."""
+"""For each claim, broken arguments with which its check must give another verdict than the recorded one."""

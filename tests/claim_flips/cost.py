@@ -1,62 +1,57 @@
-"""Flips of the claims about costs: parameters, operations and memory."""
+"""Flips of the claims about cost: parameters, operations and memory."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from torch import Tensor, nn
 
-from regard.attention import attention
+from claim_flips.convolution_and_training import flipped
+from regard._operator import attention
 from regard.claims.theorems import cost_absolute, cost_relative
-from regard.claims.theorems import sequential_heads_save_memory as heads_in_turn
-from regard.convolution import AttentionConvolution, to_attention
+from regard.claims.theorems import sequential_heads_save_memory as sequential_heads
+from regard.convolution import to_attention
 from regard.nn import MultiHeadAttention
 from regard.positions import RelativeTable
 
 
-def values_first(z: Tensor, value: Tensor, codes: Tensor, vector: Tensor) -> Tensor:
-    """Relative attention without a projection of values."""
+def without_value_projection(z: Tensor, value: Tensor, codes: Tensor, vector: Tensor) -> Tensor:
+    """Relative attention that does not project the values."""
     n = len(z)
     return (codes.flatten(0, 1) @ vector.unsqueeze(-1)).view(n, n).softmax(-1) @ z
 
 
-def from_far(z: Tensor, value: Tensor, codes: Tensor, vector: Tensor) -> Tensor:
-    """Relative attention with the offset turned round."""
+def with_opposite_offsets(z: Tensor, value: Tensor, codes: Tensor, vector: Tensor) -> Tensor:
+    """Relative attention with offsets of the other sign."""
     return cost_relative.by_position(z, value, -codes, vector)
-
-
-def turned(conv: nn.Conv2d) -> AttentionConvolution:
-    """The conversion with every tap at the opposite offset."""
-    other = copy.deepcopy(conv)
-    other.weight.data.copy_(conv.weight.flip(-1, -2))
-    return to_attention(other)
 
 
 FLIPS: dict[str, list[dict[str, Any]]] = {
     "cost-multi-head": [
-        {"layer": lambda d, h, **more: MultiHeadAttention(d, h, **{**more, "kv_heads": 1})},  # one key head
-        {"layer": lambda d, h, **more: MultiHeadAttention(d, h, d_key=d, **more)},  # heads as wide as the model
+        {
+            "layer": lambda d, h, **options: MultiHeadAttention(d, h, **{**options, "kv_heads": 1})
+        },  # all heads share one key head
+        {"layer": lambda d, h, **options: MultiHeadAttention(d, h, d_key=d, **options)},  # heads as wide as the model
     ],
     "parameter-count": [
-        {"layer": lambda d, h, **more: MultiHeadAttention(d, h, **{**more, "qkv_bias": True})},
-        {"layer": lambda d, h, **more: MultiHeadAttention(d, h, **{**more, "kv_heads": 1})},
-        {"formula": lambda h, i, k, v, o: h * i * (2 * k + v) + h * v * o},  # the bias is forgotten
-        {"formula": lambda h, i, k, v, o: h * i * (2 * k + v) + v * o + o},  # one head's output alone is projected
+        {"layer": lambda d, h, **options: MultiHeadAttention(d, h, **{**options, "qkv_bias": True})},
+        {"layer": lambda d, h, **options: MultiHeadAttention(d, h, **{**options, "kv_heads": 1})},
+        {"formula": lambda h, i, k, v, o: h * i * (2 * k + v) + h * v * o},  # without the bias
+        {"formula": lambda h, i, k, v, o: h * i * (2 * k + v) + v * o + o},  # projects only one head
     ],
     "sequential-heads-save-memory": [
-        {"one_by_one": heads_in_turn.recomputed},  # then training keeps n² too
-        {"again": heads_in_turn.in_turn},  # nothing is computed again
-        {"one_by_one": heads_in_turn.together},  # not in turn at all
+        {"one_by_one": sequential_heads.recomputed},  # then training keeps only n² too
+        {"one_by_one_recomputed": sequential_heads.sequential},  # nothing is computed again
+        {"one_by_one": sequential_heads.plain},  # all heads at once
     ],
     "design-8x512": [
         {"layer": MultiHeadAttention},  # with a bias
         {"layer": lambda d, h: MultiHeadAttention(d, h, d_key=32, out_bias=False)},  # half as wide
-        {"attend": attention},  # tiled: no weights are stored
+        {"attention_fn": attention},  # tiled: no weights are stored
     ],
     "heads-cost-nothing-extra": [
-        {"layer": lambda d, h, **more: MultiHeadAttention(d, h, **{"d_key": d, **more})},  # wider heads
-        {"layer": lambda d, h, **more: MultiHeadAttention(d, h, kv_heads=1, **more)},
+        {"layer": lambda d, h, **options: MultiHeadAttention(d, h, **{"d_key": d, **options})},  # wider heads
+        {"layer": lambda d, h, **options: MultiHeadAttention(d, h, kv_heads=1, **options)},
     ],
     "cost-absolute": [
         {"once": cost_absolute.entry_by_entry},
@@ -64,16 +59,16 @@ FLIPS: dict[str, list[dict[str, Any]]] = {
         {"once": lambda z, maps: cost_absolute.projected_once(z, (maps[1], maps[0], maps[2]))},
     ],
     "cost-relative": [
-        {"relative": values_first},
-        {"relative": from_far},
+        {"relative": without_value_projection},
+        {"relative": with_opposite_offsets},
     ],
     "bottleneck-regimes": [
-        {"layer": lambda d, h: MultiHeadAttention(d, h, d_out=4 * d)},  # a wide output: they meet elsewhere
+        {"layer": lambda d, h: MultiHeadAttention(d, h, d_out=4 * d)},  # a wide output moves the crossover
         {"layer": lambda d, h: MultiHeadAttention(d, h, kv_heads=1)},
     ],
     "attention-vs-rnn": [
-        {"attend": attention},  # nothing is stored
-        {"recurrent": lambda d: nn.Linear(d, d)},  # no step waits for another
+        {"attention_fn": attention},  # nothing is stored
+        {"recurrent": lambda d: nn.Linear(d, d)},  # steps do not depend on each other
         {"recurrent": lambda d: MultiHeadAttention(d, 1)},
     ],
     "attention-less-work-than-rnn": [
@@ -83,12 +78,12 @@ FLIPS: dict[str, list[dict[str, Any]]] = {
         {"gated": lambda d: nn.GRU(d, d, batch_first=True)},  # three gates, not four
     ],
     "relative-is-cheaper": [
-        {"absolute": cost_absolute.entry_by_entry},  # then the saving grows as D
+        {"absolute": cost_absolute.entry_by_entry},  # the saving then grows as D
         {"beside": lambda d, h, n: MultiHeadAttention(d, h, position=RelativeTable(h, n - 1))},
-        {"relative": values_first},
+        {"relative": without_value_projection},
     ],
     "head-is-kernel-or-tap": [
-        {"convert": lambda conv: to_attention(conv, alpha=2.0)},  # heads look beside their taps
-        {"convert": turned},
+        {"convert": lambda conv: to_attention(conv, alpha=2.0)},  # heads also attend beside their taps
+        {"convert": flipped},
     ],
 }

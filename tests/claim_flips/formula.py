@@ -1,4 +1,4 @@
-"""Flips of the claims about the formula itself: weights, conventions, softmax, norms, feed-forward."""
+"""Flips of the claims about the formula: weights, conventions, softmax, norms and the feed-forward network."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from regard.nn import FeedForward, MultiHeadAttention
 
 
 def over_queries(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Softmax along the wrong axis."""
+    """Attention with the softmax over the wrong axis."""
     return (q @ k.mT * options.get("scale", q.shape[-1] ** -0.5)).softmax(-2) @ v
 
 
-def with_a_one(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """A 1 in the denominator that nobody asked for."""
+def with_extra_one(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Attention with an additional 1 in the denominator of the softmax."""
     return regard.attention(q, k, v, **{"sinks": torch.zeros(q.shape[-3], dtype=q.dtype), **options})
 
 
 def finite_mask(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, **options: Any) -> Tensor:
-    """Hidden scores are −1e4, not −∞, so that a row without keys looks at all of them."""
+    """Attention with hidden scores of −1e4, not −∞, so that a row without keys attends to all of them."""
     bias = None if mask is None else -1e4 * (~mask).to(q)
     return regard.attention(q, k, v, bias=bias, **options)
 
 
 def small_norm(d: int) -> regard.nn.RMSNorm:
-    """A norm that makes queries and keys of length d^¼, so that scores are at most √d in any draw, 1 in deviation."""
+    """A norm that gives queries and keys the length d^¼, so that scores are at most √d and have deviation 1."""
     norm = regard.nn.RMSNorm(d)
     torch.nn.init.constant_(norm.weight, d**-0.25)
     return norm
 
 
 class WholeNorm(torch.nn.LayerNorm):
-    """Statistics of all rows together."""
+    """A layer norm with the statistics of all rows together."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.nn.functional.layer_norm(x, x.shape) * self.weight + self.bias
 
 
 class Unbiased(regard.nn.LayerNorm):
-    """Divides by the deviation with d − 1."""
+    """A layer norm that divides by the deviation with d − 1."""
 
     def forward(self, x: Tensor) -> Tensor:
         variance = x.var(-1, keepdim=True, correction=1)
@@ -54,47 +54,52 @@ class Unbiased(regard.nn.LayerNorm):
 
 
 class Uncentred(regard.nn.LayerNorm):
-    """Divides by the deviation, but leaves the mean."""
+    """A layer norm that does not subtract the mean."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.weight * x / (x.var(-1, keepdim=True, correction=0) + self.eps).sqrt() + self.bias
 
 
 class Mixing(FeedForward):
-    """A little of the previous position."""
+    """A feed-forward network that adds a little of the previous position."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x + 1e-3 * x.roll(1, -2))
 
 
-class Placed(FeedForward):
-    """A little of where it stands."""
+class PositionDependent(FeedForward):
+    """A feed-forward network that adds a little of the position itself."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + 1e-3 * torch.arange(x.shape[-2])[:, None]
 
 
 def shared_stack(d: int, heads: int, layers: int, hidden: int) -> regard.nn.Encoder:
-    """One feed-forward network in all layers."""
+    """An encoder with one feed-forward network in all layers."""
     stack = regard.nn.Encoder(d, heads=heads, layers=layers, hidden=hidden)
     for block in stack.blocks:
         block.feedforward = stack.blocks[0].feedforward
     return stack
 
 
-def leaning(d: int, m: int, p: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+def oblique_bases(d: int, m: int, p: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Random bases: neither orthonormal nor orthogonal to each other."""
-    a, b = (torch.randn(d, many, generator=draw, dtype=torch.float64) / d**0.5 for many in (m, p))
+    a = torch.randn(d, m, generator=generator, dtype=torch.float64) / d**0.5
+    b = torch.randn(d, p, generator=generator, dtype=torch.float64) / d**0.5
     return a, b
 
 
 FLIPS: dict[str, list[dict[str, Any]]] = {
-    "weights-are-a-distribution": [{"attend": over_queries}, {"attend": with_a_one}, {"attend": finite_mask}],
+    "weights-are-a-distribution": [
+        {"attention_fn": over_queries},
+        {"attention_fn": with_extra_one},
+        {"attention_fn": finite_mask},
+    ],
     "matrix-form-equals-per-query-form": [
-        {"attend": over_queries},
-        {"attend": lambda q, k, v: regard.attention(q, k, v, scale=1.0)},
-        {"per_query": lambda q, k, v, scale: matrix.by_query(q, k, v, scale / 8)},
-        {"attend": lambda q, k, v: regard.attention(q, k, v, mask=regard.Causal())},
+        {"attention_fn": over_queries},
+        {"attention_fn": lambda q, k, v: regard.attention(q, k, v, scale=1.0)},
+        {"per_query": lambda q, k, v, scale: matrix.sums_per_query(q, k, v, scale / 8)},
+        {"attention_fn": lambda q, k, v: regard.attention(q, k, v, mask=regard.Causal())},
     ],
     "column-convention-equals-row-convention": [
         {"head": (column.corrected_columns, column.corrected_rows)},
@@ -102,25 +107,25 @@ FLIPS: dict[str, list[dict[str, Any]]] = {
         {"corrected": (column.head_of_columns, column.corrected_rows)},
     ],
     "unscaled-softmax-saturates": [
-        {"attend": lambda q, k, v, **options: regard.attention(q, k, v, **{**options, "scale": None})},
-        {"attend": lambda q, k, v, **options: regard.attention(q, k, v, softcap=2.0, **options)},
+        {"attention_fn": lambda q, k, v, **options: regard.attention(q, k, v, **{**options, "scale": None})},
+        {"attention_fn": lambda q, k, v, **options: regard.attention(q, k, v, softcap=2.0, **options)},
         {"layer": lambda d, heads, scale: MultiHeadAttention(d, heads, scale=None)},
         {"layer": lambda d, heads, scale: MultiHeadAttention(d, heads, scale=scale, qk_norm=small_norm)},
     ],
     "jacobian-norm-bound": [
-        {"attend": lambda q, k, v, bias: regard.attention(q, k, v, bias=3 * bias)},  # the temperature is ⅓
+        {"attention_fn": lambda q, k, v, bias: regard.attention(q, k, v, bias=3 * bias)},  # the temperature is ⅓
         {"bound": lambda n, eps: n * eps**2},
         {"bound": lambda n, eps: (n - 1) ** 2 * eps**2},
     ],
     "softmax-keeps-order": [
-        {"attend": lambda q, k, v, scale: (q @ k.mT / (q @ k.mT).sum(-1, keepdim=True)) @ v},  # no exponential
-        {"attend": lambda q, k, v, scale: regard.attention(-q, k, v, scale=scale)},
-        {"attend": lambda q, k, v, scale: regard.attention(q, k, v, scale=scale / 2)},
+        {"attention_fn": lambda q, k, v, scale: (q @ k.mT / (q @ k.mT).sum(-1, keepdim=True)) @ v},  # no exponential
+        {"attention_fn": lambda q, k, v, scale: regard.attention(-q, k, v, scale=scale)},
+        {"attention_fn": lambda q, k, v, scale: regard.attention(q, k, v, scale=scale / 2)},
     ],
     "concat-is-sum-of-heads": [
         {"slices": lambda w, heads: [w[h::heads] for h in range(heads)]},  # interleaved
         {"slices": concat.rows_of_next},
-        {"attend": lambda q, k, v: regard.attention(q, k, v, scale=1.0)},
+        {"attention_fn": lambda q, k, v: regard.attention(q, k, v, scale=1.0)},
         {"layer": lambda *sizes, **options: MultiHeadAttention(*sizes, mask=regard.Causal(), **options)},
     ],
     "layer-norm-depends-on": [
@@ -136,19 +141,19 @@ FLIPS: dict[str, list[dict[str, Any]]] = {
     ],
     "feed-forward-is-pointwise": [
         {"make": lambda d, hidden: Mixing(d, hidden)},
-        {"make": lambda d, hidden: Placed(d, hidden)},
+        {"make": lambda d, hidden: PositionDependent(d, hidden)},
         {"make": lambda d, hidden: FeedForward(d, hidden, activation="gelu")},
         {"stack": lambda d, heads, layers, hidden: shared_stack(d, heads, layers, hidden)},
     ],
     "weights-explain-output": [
         {"keys": 9},
-        {"values": lambda m, d, draw: torch.ones(m, d, dtype=torch.float64)},
-        {"attend": lambda q, k, v, **options: regard.attention(q, k, v, sinks=q.new_zeros(1), **options)},
+        {"values": lambda m, d, generator: torch.ones(m, d, dtype=torch.float64)},
+        {"attention_fn": lambda q, k, v, **options: regard.attention(q, k, v, sinks=q.new_zeros(1), **options)},
     ],
     "subspace-selector": [
-        {"selector": subspace.as_one_line_says},
+        {"selector": subspace.transposed_projector},
         {"selector": lambda a: torch.eye(len(a), dtype=a.dtype) - a @ a.T},  # the other subspace
-        {"bases": leaning},
+        {"bases": oblique_bases},
         {"sharpness": 2.0},
     ],
 }

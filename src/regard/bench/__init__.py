@@ -1,4 +1,4 @@
-"""How fast, beside what people use: the same inputs, interleaved, compared before they are timed.
+"""Benchmarks against other libraries: all get the same inputs, results are compared first, timed calls alternate.
 
 >>> from regard import bench
 >>> for case in bench.cases("causal 1×8×512"):
@@ -6,7 +6,7 @@
 causal 1×8×512×64 SDPA
 """
 
-from regard.bench.ledger import cases, conditions, run
-from regard.bench.race import Case, Measured, Missing
+from regard.bench._cases import cases, conditions, run
+from regard.bench._race import Case, Measurement, MissingPeer
 
-__all__ = ["Case", "Measured", "Missing", "cases", "conditions", "run"]
+__all__ = ["Case", "Measurement", "MissingPeer", "cases", "conditions", "run"]

@@ -1,6 +1,6 @@
-"""The ledger: every claim of the theory, executed. A check returns evidence, and the verdict follows from it."""
+"""The claims of the theory as executable checks: each check returns evidence, and the verdict follows from it."""
 
-from regard.claims.claim import Claim, Evidence, Result
-from regard.claims.ledger import claim, ledger, run
+from regard.claims._claim import Claim, Evidence, Result
+from regard.claims._registry import get_claim, list_claims, run_claims
 
-__all__ = ["Claim", "Evidence", "Result", "claim", "ledger", "run"]
+__all__ = ["Claim", "Evidence", "Result", "get_claim", "list_claims", "run_claims"]

@@ -1,9 +1,8 @@
-"""``regard bench``: attention, watching and models raced against what people use."""
+"""``regard bench``: time attention, observation and whole models against other libraries."""
 
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from pathlib import Path
 from typing import Annotated
@@ -12,144 +11,148 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from regard.bench import Case, Measured, Missing, cases, run
-from regard.bench.page import milliseconds
-from regard.bench.page import page as page_of
-from regard.bench.race import OURS, LeftOut
-from regard.bench.results import Results, read
-from regard.files import renamed
-from regard.shapes import number
+from regard._checks import check_number
+from regard._errors import RegardError
+from regard._files import write_text
+from regard._terminal import printable, printable_json
+from regard.bench import Case, Measurement, MissingPeer, cases, run
+from regard.bench._race import OURS, PeerSkipped
+from regard.bench._results import Results, format_milliseconds, read_results, results_page
+from regard.cli.output_file import check_writable, path_option
 
-WIDTH = 42  # of a case's name
-NOISY = 0.25  # how far the median may lie above the best before a line says so
+WIDTH = 42  # width of the column of case names
+NOISY = 0.25  # a case is marked if its median is this much above its best time
 
 
-def bench(
+def bench_command(
     words: Annotated[list[str] | None, typer.Argument(help="operator, watching, models, or parts of names")] = None,
-    seconds: Annotated[float, typer.Option(help="how long to race each case; three rounds at least")] = 3.0,
-    list_: Annotated[bool, typer.Option("--list", help="print the names of cases, race none")] = False,
+    seconds: Annotated[float, typer.Option(help="time per case; at least three rounds are run")] = 3.0,
+    list_: Annotated[bool, typer.Option("--list", help="print the names of the cases, run none")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="a file that keeps figures: a case that is in it is not raced again")
+        Path | None,
+        typer.Option(
+            parser=path_option,
+            metavar="FILE",
+            help="save the results in this file; cases that are in it are not run again",
+        ),
     ] = None,
-    page: Annotated[Path | None, typer.Option(help="write all figures as a page of Markdown")] = None,
+    page: Annotated[
+        Path | None, typer.Option(parser=path_option, metavar="FILE", help="write all results as a Markdown page")
+    ] = None,
 ) -> None:
-    """Race attention, watching and whole models against what people use: about 6 minutes for everything.
+    """Time attention, observation and whole models against other libraries: about 6 minutes for all cases.
 
     regard bench
     regard bench operator --out mine.json
     regard bench causal decoding --seconds 1
 
-    A ratio is the other's time over ours.
-    All calls get the same inputs, are compared first, and run in turns.
-    A run with --out that was stopped goes on where it was.
+    A ratio is the other library's time divided by ours.
+    All calls get the same inputs. Their results are compared first; then the calls run alternately.
+    An interrupted run with --out continues where it stopped.
     """
-    seconds = number("--seconds", seconds, least=0)
+    seconds = check_number("--seconds", seconds, least=0)
     chosen = cases(words or ())
     if list_:
         if as_json or out is not None or page is not None:
-            raise ValueError("--list races nothing, so that there is nothing for --json, --out or --page")
+            raise RegardError("--list runs no case and cannot be combined with --json, --out or --page")
         for case in chosen:
             typer.echo(f"{case.group:<10}{case.name}")
         return
     for file in (out, page):
-        _writable(file)
-    results = _begun(out)
-    failed = _race(chosen, results, seconds, out, Console(highlight=False, markup=False, stderr=as_json))
+        if file is not None:
+            check_writable(file)
+    results = _load_results(out)
+    failures = _run_cases(chosen, results, seconds, out, Console(highlight=False, markup=False, stderr=as_json))
     if as_json:
-        typer.echo(json.dumps(results.ordered(chosen).to_dict(), ensure_ascii=False, indent=1))
+        entries = results.ordered(chosen).to_dict()
+        typer.echo(printable_json(json.dumps(entries, ensure_ascii=False, indent=1)))
     if page is not None:
-        with renamed(page) as draft:
-            draft.write_text(page_of(results.ordered(cases())), encoding="utf-8")
-    if failed:
-        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        typer.echo(f"regard: {' '.join(failed[0].split())[:1000]}{others}", err=True)
+        write_text(results_page(results.ordered(cases())), page)
+    if failures:
+        message = f"regard: {printable(' '.join(failures[0].split()))[:1000]}"  # one line, whatever torch writes
+        if len(failures) > 1:
+            message += f" (and {len(failures) - 1} more)"
+        typer.echo(message, err=True)
         raise typer.Exit(1)
 
 
-def _race(chosen: list[Case], results: Results, seconds: float, out: Path | None, console: Console) -> list[str]:
-    """Run what is not in the results yet, tell of each case, keep it; what failed is returned, in a line each."""
-    console.print(Text(_conditions(results), style="dim"))
-    if kept := sum(results.get(case) is not None for case in chosen):
-        console.print(Text(f"{kept} of {len(chosen)} cases are in {out} and are not raced again", style="dim"))
-    failed, group = [], ""
+def _run_cases(chosen: list[Case], results: Results, seconds: float, out: Path | None, console: Console) -> list[str]:
+    """Run the cases that have no result yet, print and save each; return one error message per failed case."""
+    conditions = (f"{name} {value}" for name, value in results.conditions.items() if value != "not installed")
+    console.print(Text(" · ".join(conditions), style="dim"))
+    saved = sum(results.get(case) is not None for case in chosen)
+    if saved:
+        console.print(Text(f"{saved} of {len(chosen)} cases are in {out} and are not run again", style="dim"))
+
+    failures = []
+    group = ""
     for case in chosen:
         if case.group != group:
             group = case.group
             console.print(Text(f"\n{group}", style="bold"))
         try:
-            measured = results.get(case) or _run(case, seconds, console)
-        except Missing as error:
+            measurement = results.get(case) or _run_case(case, seconds, console)
+        except MissingPeer as error:
             console.print(_line(case, f"left out: {error}"))
             continue
         except RuntimeError as error:
-            said = str(error)  # that results differ; or what torch says, where memory is missing
-            failed.append(said if said.startswith(case.name) else f"{case.name}: {said}")
+            # Results differ, or torch ran out of memory. The other cases still run.
+            failures.append(f"{case.name}: {str(error).removeprefix(f'{case.name}: ')}")
             console.print(_line(case, "failed", "red"))
             continue
-        console.print(_figures(case, measured, console.width))
-        if case.wanted is not None and str(results.conditions["kernel"]) == "avx512bf16":
-            console.print(Text(f"    wanted: {next(iter(measured.ratios))} {case.wanted} ×", style="dim"))
-        results.add(measured)
+        console.print(_figures(case, measurement, console.width))
+        # Targets apply to one instruction set only.
+        if case.target is not None and str(results.conditions["kernel"]) == "avx512bf16":
+            console.print(Text(f"    target: {next(iter(measurement.ratios))} {case.target} ×", style="dim"))
+        results.add(measurement)
         if out is not None:
             results.save(out)
-    return failed
+    return failures
 
 
-def _writable(file: Path | None) -> None:
-    """Say before minutes of racing, not after them, that figures cannot be written there."""
-    if file is not None and file.is_dir():
-        raise IsADirectoryError(f"{file} is a folder; give the name of a file")
-    if file is not None and not os.access(file.parent, os.W_OK):
-        why = "may not be written to" if file.parent.is_dir() else "is no folder"
-        raise OSError(f"{file} cannot be written: {file.parent} {why}")
-
-
-def _begun(file: Path | None) -> Results:
-    """New results, or those in the file, if they were measured under today's conditions."""
-    fresh = Results()
+def _load_results(file: Path | None) -> Results:
+    """New results, or those in the file if they were measured under the same conditions."""
+    new = Results()
     if file is None or not file.exists():
-        return fresh
-    known = read(file)
-    changed = [name for name in fresh.conditions if known.conditions.get(name) != fresh.conditions[name]]
-    if changed:
-        name = changed[0]
-        raise ValueError(
-            f"{file} was measured with {name} {known.conditions.get(name)}, here it is {fresh.conditions[name]}: "
-            "figures of two conditions do not go together; give another name, or remove it"
-        )
-    return known
+        return new
+    saved = read_results(file)
+    for name, value in new.conditions.items():
+        if saved.conditions.get(name) != value:
+            raise RegardError(
+                f"{file} was measured with {name} {saved.conditions.get(name)}, here it is {value}: "
+                "results of two conditions cannot be combined; give another file, or remove it"
+            )
+    return saved
 
 
-def _conditions(results: Results) -> str:
-    return " · ".join(f"{name} {value}" for name, value in results.conditions.items() if value != "not installed")
+def _run_case(case: Case, seconds: float, console: Console) -> Measurement:
+    with console.status(case.name), warnings.catch_warnings(record=True) as caught:
+        # Warnings of compilers and other libraries are not about the case.
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", PeerSkipped)
+        measurement = run(case, seconds)
+    for warning in caught:
+        console.print(_line(case, str(warning.message)))
+    return measurement
 
 
-def _run(case: Case, seconds: float, console: Console) -> Measured:
-    with console.status(case.name), warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("ignore")  # what compilers and other libraries say of themselves
-        warnings.simplefilter("always", LeftOut)
-        measured = run(case, seconds)
-    for one in said:
-        console.print(_line(case, str(one.message)))
-    return measured
+def _line(case: Case, text: str, style: str = "dim") -> Text:
+    return Text(f"  {case.name:<{WIDTH}}").append(text, style=style)
 
 
-def _line(case: Case, said: str, style: str = "dim") -> Text:
-    return Text(f"  {case.name:<{WIDTH}}").append(said, style=style)
-
-
-def _figures(case: Case, measured: Measured, width: int) -> Text:
-    """Our time, then how many times as long the others take, green where that is longer; below it what is too long."""
-    line = Text(f"  {case.name:<{WIDTH}}{milliseconds(measured.best[OURS]):>8} ms")
-    if measured.spread > NOISY:
-        line.append(f"  noisy: median +{measured.spread:.0%}", style="yellow")
-    for name, ratio in measured.ratios.items():
-        other = Text(f"  {name} ", style="dim").append(f"{ratio:.2f} ×", style="green" if ratio > 1 else "yellow")
+def _figures(case: Case, measurement: Measurement, width: int) -> Text:
+    """Our time, then one ratio per other library, green if that library is slower; more lines if they do not fit."""
+    line = Text(f"  {case.name:<{WIDTH}}{format_milliseconds(measurement.best[OURS]):>8} ms")
+    if measurement.spread > NOISY:
+        line.append(f"  noisy: median +{measurement.spread:.0%}", style="yellow")
+    for name, ratio in measurement.ratios.items():
+        style = "green" if ratio > 1 else "yellow"
+        other = Text(f"  {name} ", style="dim").append(f"{ratio:.2f} ×", style=style)
         if len(line.plain.splitlines()[-1]) + len(other) > width:
             line.append("\n  ")
         line.append(other)
-    if measured.bytes:
-        sizes = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in measured.bytes.items())
+    if measurement.bytes:
+        sizes = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in measurement.bytes.items())
         line.append(f"\n    {sizes}", style="dim")
     return line

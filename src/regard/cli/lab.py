@@ -1,4 +1,4 @@
-"""``regard lab``: the workbench in a browser."""
+"""``regard lab``: serve the web workbench and open it in a browser."""
 
 from __future__ import annotations
 
@@ -12,74 +12,111 @@ import typer
 from rich.console import Console
 
 from regard import models
-from regard.watching import table
+from regard._errors import RegardError
+from regard._terminal import printable
+from regard.cli.end_signals import EndSignals, exit_at_interrupt
+from regard.cli.output_file import path_option
+from regard.interp._head_table import head_table
 
 if TYPE_CHECKING:
-    from regard.lab.lab import Lab
+    from regard.lab.workspace import Workspace
+
+FIRST_HEADS = 12  # rows of the table of heads in the terminal
 
 
-def lab(
-    given: Annotated[
-        list[Path] | None,
+def lab_command(
+    folders: Annotated[
+        list[str] | None,
         typer.Argument(
             metavar="[MODEL|RECORDING|RUN]…",
-            help="what to open: models' folders, what regard look --out wrote, runs of regard train; the bundled model "
-            "and its run unless given",
+            help="folders to open: models, recordings of regard look --out, runs of regard train, records of a "
+            "Recorder; the default is the bundled model and its run",
             show_default=False,
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="listen here; other machines than this one need the printed token")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="8421, or the next free one, unless given")] = None,
-    state: Annotated[
-        Path | None, typer.Option(help="where the lab keeps its recordings; ~/.local/state/regard/lab unless given")
+    host: Annotated[
+        str, typer.Option(help="address to listen on; 0.0.0.0 admits other machines that have the printed token")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="port to listen on; the default is the first free from 8421")
     ] = None,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="print the address, open nothing")] = False,
-    only_check: Annotated[bool, typer.Option("--check", help="start, ask itself for one thing of each kind, end")] = (
-        False
-    ),
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path_option,
+            metavar="FOLDER",
+            help="folder for the lab's recordings and runs; default ~/.local/state/regard/lab",
+        ),
+    ] = None,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="let every user of this machine use the lab, without a token")
+    ] = False,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="print the address, do not open a browser")] = False,
+    only_check: Annotated[bool, typer.Option("--check", help="start, send one request of each kind, exit")] = False,
 ) -> None:
-    """See, count, prove and change attention in a browser. Ctrl-C ends it.
+    """Inspect, count, prove and change attention in a browser. Ctrl-C ends it.
 
     regard lab smollm2 runs/pixels
     """
-    # Here, and not above: every other command would wait for the server's libraries.
-    from regard.lab.lab import default_state
-    from regard.lab.serve import serve
+    # Imported here, so that other commands do not wait for the server's libraries.
+    with exit_at_interrupt():
+        from regard.lab.server import check_server, check_token_option, running_server, serve
+        from regard.lab.workspace import default_state_folder
 
-    folders = given or [models.bundled()]
+    check_token_option(host, not no_token)
+    # What the lab and its worker processes write contains texts of the user, so only the user can read it.
+    os.umask(0o077)
+    paths = [_checked_folder(text) for text in folders or ()] or [models.bundled()]
     if only_check:
-        with TemporaryDirectory() as scratch:  # a lab that runs meanwhile is left alone
-            _check(_opened(folders, state or Path(scratch)), host, port)
-        return
-    shown = sys.stdout.isatty() and not os.environ.get("SSH_CONNECTION") and not no_browser
-    opened = _opened(folders, state or default_state())
-    try:
-        serve(opened, host=host, port=port, browser=shown)
-    except KeyboardInterrupt:
-        typer.echo("")
-    finally:
-        opened.close()
+        # A separate state folder, so that a lab that runs at the same time is not disturbed.
+        with TemporaryDirectory() as scratch:
+            workspace = _open_workspace(paths, state or Path(scratch))
+            with running_server(workspace, host=host, port=port, needs_token=not no_token) as lab:
+                for line in check_server(lab):
+                    typer.echo(line)
+            return typer.echo("the lab responds")
+    browser = sys.stdout.isatty() and not os.environ.get("SSH_CONNECTION") and not no_browser
+    with EndSignals() as signals:
+        workspace = _open_workspace(paths, state or default_state_folder())
+        signals.is_serving = True
+        try:
+            has_ended = serve(
+                workspace,
+                host=host,
+                port=port,
+                needs_token=not no_token,
+                browser=browser,
+                should_stop=lambda: signals.requested,
+            )
+        finally:
+            workspace.close()
+        if not has_ended:
+            # A request still computes. Everything is saved, and Python cannot end while other threads compute.
+            os._exit(0)
 
 
-def _opened(folders: list[Path], state: Path) -> Lab:
-    """A lab with these folders open, its first heads in the terminal, and a process that waits for work."""
-    from regard.lab.first import first_look
-    from regard.lab.lab import Lab
-
-    lab = Lab(state)
-    seen = first_look(lab, [lab.open(folder) for folder in folders])
-    if seen is not None:
-        Console().print(table.as_table(seen.heads(), "peak", 12))
-    lab.jobs.warm("look")
-    return lab
+def _checked_folder(text: str) -> Path:
+    """Return the path of a folder that exists. An empty text is refused: as a path it would mean the current folder."""
+    accepted = "give a folder with config.json (a model), recording.json, run.json or records of heads"
+    if not text.strip():
+        raise RegardError(f"folder must not be an empty text; {accepted}")
+    path = Path(text)
+    if not path.exists():
+        raise FileNotFoundError(f"{text} does not exist; {accepted}")
+    return path
 
 
-def _check(lab: Lab, host: str, port: int | None) -> None:
-    from regard.lab.serve import check, serving
+def _open_workspace(folders: list[Path], state: Path) -> Workspace:
+    """Open the folders, print the first heads as a table, and start a worker process that waits for jobs."""
+    from regard.lab.first_recording import ensure_recording
+    from regard.lab.workspace import Workspace
 
-    with serving(lab, host=host, port=port) as (address, _):
-        for line in check(address):
-            typer.echo(line)
-    typer.echo("the lab answers")
+    workspace = Workspace(state)
+    recording = ensure_recording(workspace, [workspace.open(folder) for folder in folders])
+    if recording is not None:
+        Console().print(head_table(recording.heads(), "peak", FIRST_HEADS))
+        # As in ``regard look``: the heads of a model that cannot read the text show little of what they do.
+        if recording.metadata.get("unknown_tokens"):
+            typer.echo(printable(f"note: {recording.metadata['unknown_tokens']}"))
+    workspace.jobs.warm_up("look")
+    return workspace

@@ -1,211 +1,244 @@
-"""``regard look MODEL``: every head of a model on a text or a picture, as a table, a recording, a page."""
+"""``regard look MODEL``: observe every head of a model on a text or an image, as a table, a recording or a page."""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from importlib.util import find_spec
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from torch import nn
 
-from regard import models, watching
-from regard.models.folder import Folder
-from regard.shapes import integer
-from regard.terminal import plain
-from regard.watching import Seen, atlas, heads, table
-from regard.watching.look import LOOK
-from regard.watching.look import look as watched
-from regard.watching.recording import check_folder
+from regard._errors import RegardError
+from regard._files import check_regular_file
+from regard.cli.head_types import print_head_types
+from regard.cli.output_file import check_writable, path_option
+from regard.interp._atlas_table import ATLAS_SORT_KEYS
+from regard.interp._head_table import HEAD_COLUMNS, STRONGEST
 
-LARGEST = 64 * 2**20  # bytes of a text file
+MAX_TEXT_BYTES = 64 * 2**20
+MOST_NAMES = 1000  # files of a folder that are compared with a name that does not exist
+ACCEPTED = "the folder of a model, a run or a recording (without it, the bundled model)"
 
 
-def look(
+def look_command(
     model: Annotated[
         Path | None,
         typer.Argument(
-            help="a model's folder, a run of regard train, or what --out wrote; the bundled model unless given",
+            parser=path_option,
+            metavar="MODEL",
+            help="folder of a model, of a run of regard train, or of a recording; default the bundled model",
             show_default=False,
         ),
     ] = None,
-    given: Annotated[
-        str | None, typer.Argument(help="- reads the text from standard input", show_default=False)
+    stdin: Annotated[
+        str | None, typer.Argument(metavar="[-]", help="- reads the text from standard input", show_default=False)
     ] = None,
-    text: Annotated[Path | None, typer.Option(help="a file with the text; - is standard input")] = None,
-    image: Annotated[Path | None, typer.Option(help="a picture, for image models")] = None,
-    tokens: Annotated[int | None, typer.Option(help="read the first tokens only")] = None,
-    layers: Annotated[str | None, typer.Option(help='watch these alone, e.g. "*.blocks.3.*"')] = None,
-    sort: Annotated[str | None, typer.Option(help="the column that orders the table; peak unless given")] = None,
-    most: Annotated[int, typer.Option(help="heads in the table; 0 is all")] = 20,
-    out: Annotated[Path | None, typer.Option(help="save the recording in this folder")] = None,
-    html: Annotated[Path | None, typer.Option(help="write one offline page")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="with --out: save q and k too, for exact weights")] = False,
-    no_text: Annotated[
-        bool, typer.Option("--no-text", help="leave the text or picture out of what is written")
+    text: Annotated[
+        Path | None, typer.Option(parser=path_option, metavar="FILE", help="a file with the text; - is standard input")
+    ] = None,
+    image: Annotated[
+        Path | None, typer.Option(parser=path_option, metavar="FILE", help="an image file, for image models")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(help="read only this many tokens, from the start")] = None,
+    generate: Annotated[
+        int | None, typer.Option(help="let the model continue the text by up to this many tokens, and observe them too")
+    ] = None,
+    layers: Annotated[str | None, typer.Option(help='observe only these layers, e.g. "*.blocks.3.*"')] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            help="column that orders the table (a wrong name lists all); default peak, with --kinds confidence"
+        ),
+    ] = None,
+    most: Annotated[int, typer.Option(help="number of heads in the table; 0 means all")] = 20,
+    out: Annotated[
+        Path | None, typer.Option(parser=path_option, metavar="FOLDER", help="save the recording in this folder")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(parser=path_option, metavar="FILE", help="write an offline HTML page")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="with --out: also save q and k, for exact weights")] = False,
+    no_text: Annotated[bool, typer.Option("--no-text", help="do not write the text or image into any file")] = False,
+    csv: Annotated[
+        Path | None,
+        typer.Option(parser=path_option, metavar="FILE", help="write the numbers of all heads, one line per head"),
+    ] = None,
+    kinds: Annotated[
+        bool,
+        typer.Option(
+            "--kinds",
+            help="print the types of every head, from probes (--text gives the natural one); with --html, observe the "
+            "text or image, and add the types to table, CSV and page",
+        ),
     ] = False,
-    csv: Annotated[Path | None, typer.Option(help="write the numbers of all heads, one line a head")] = None,
-    kinds: Annotated[bool, typer.Option("--kinds", help="instead: score each head on probes, and name it")] = False,
+    compare: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path_option,
+            metavar="FOLDER",
+            help="with --kinds: compare with the heads of this model, of any shape",
+        ),
+    ] = None,
 ) -> None:
-    """Watch every head of a model. Ctrl-C stops, and nothing is half-written.
+    """Observe every head of a model. Ctrl-C stops, and no file is left half-written.
 
     regard look smollm2 --text story.txt --html story.html
     """
-    integer("--most", most)
-    if str(model) == "-" and given is None:  # no model, and the text from standard input
-        model, given = None, "-"
-    if model is not None and model.is_file() and model.name != "recording.json":
-        raise ValueError(f"{model} is a file, not a model's folder; a text is given as --text {model}")
-    model = models.bundled() if model is None else model
-    if (model / "run.json").is_file():
-        model = model / "model"
-    recorded = (model / "recording.json").is_file()
-    if recorded:
-        unused = {"--text": text, "--image": image, "-": given, "--tokens": tokens, "--layers": layers}
-        _refuse(f"{model} is a recording: it", unused | {"--keep": keep, "--kinds": kinds})
-    elif model.name == "recording.json":
-        raise ValueError(f"{model} is a file; a recording is its folder, {model.parent}")
-    if kinds:
-        unused = {
-            "--image": image,
-            "--tokens": tokens,
-            "--layers": layers,
-            "--keep": keep,
-            "--out": out,
-            "--html": html,
-        }
-        _refuse("--kinds", unused)
+    if most < 0:
+        raise RegardError(f"--most must be at least 0, got {most}")
+    # Without a model, the - for standard input is the first argument.
+    if str(model) == "-" and stdin is None:
+        model = None
+        stdin = "-"
+    model = _find_folder(model)
+    is_recording = (model / "recording.json").is_file()
+    if is_recording:
+        # A recording is not computed again, so options of a computation would be ignored.
+        unused = {"--text": text, "--image": image, "-": stdin, "--tokens": tokens, "--layers": layers}
+        unused["--generate"] = generate
+        _refuse_options(f"{model} is a recording: it", unused | {"--keep": keep, "--kinds": kinds})
+    if kinds and html is None:
+        unused = {"--image": image, "--tokens": tokens, "--layers": layers, "--keep": keep, "--out": out}
+        _refuse_options("--kinds without --html", unused | {"--generate": generate})
         _check_files(None, csv)
-        _kinds(model, _read(given, text, None) if given or text else None, sort, most, csv)
-        return
+        # Without a text of their own, all heads have one stored result.
+        probe_text = None
+        if stdin or text:
+            probe_text = _read_text(stdin, text, None)
+        if sort is not None:
+            _check_column(sort, ATLAS_SORT_KEYS)
+        other = None
+        if compare is not None:
+            other = _find_folder(compare)
+        return print_head_types(model, other, probe_text, sort, most, csv)
+    if compare is not None:
+        raise RegardError("--compare needs --kinds without --html, because it compares the types of heads")
     if image is not None and tokens is not None:
-        raise ValueError("--tokens cuts a text, and a picture is none; leave it out")
+        raise RegardError("--tokens needs a text; leave it out with --image")
+    if generate is not None:
+        if generate < 1:
+            raise RegardError(f"--generate must be at least 1, got {generate}")
+        if image is not None:
+            raise RegardError("--generate needs a text; leave it out with --image")
     if keep and out is None:
-        raise ValueError("--keep saves q and k in the recording: give --out FOLDER too")
-    sort = _column("peak" if sort is None else sort, table.COLUMNS)
+        raise RegardError("--keep needs --out FOLDER, because it saves q and k in the recording")
+    column = sort or ("confidence" if kinds else "peak")
+    _check_column(column, [*HEAD_COLUMNS, STRONGEST] if kinds else HEAD_COLUMNS)
     _check_files(out, html, csv)
-    if recorded:
-        seen = watching.open(model)
-        if no_text:
-            seen.about = {name: x for name, x in seen.about.items() if name not in ("tokens", "source", "ids", "image")}
+
+    # Here, not at the top: this imports torch, which takes seconds, and stored head types are printed without it.
+    from regard.cli import look_model
+
+    if is_recording:
+        recording = look_model.read_recording(model, no_text)
     else:
-        words = _read(given, text, image)
-        loaded, tokenizer = _loaded(model)
-        observe = replace(LOOK, keep=keep)
-        options: dict[str, Any] = {"tokenizer": tokenizer, "observe": observe, "layers": layers, "tokens": tokens}
-        with _bar("watching") as progress:
-            seen = watched(loaded, words, image, **options, words=not no_text, progress=progress)
-    _show(seen, sort, most)
-    if csv is not None:
-        seen.to_csv(csv)
-        _say(f"numbers: {csv}")
-    if out is not None:
-        seen.save(out)
-        _say(f"recording: {out}")
-    if html is not None:
-        seen.to_html(html)
-        _say(f"page: {html} ({html.stat().st_size / 1e6:.1f} MB)")
+        recording = look_model.observe_model(
+            model,
+            _read_text(stdin, text, image),
+            image,
+            tokens=tokens,
+            generate=generate,
+            layers=layers,
+            keep=keep,
+            no_text=no_text,
+        )
+        if kinds or html is not None or out is not None:
+            look_model.add_head_types(recording, model, compute=kinds)
+    look_model.print_recording(recording, column, most, generated=generate is not None, with_types=kinds)
+    look_model.write_files(recording, csv, out, html)
 
 
-def _refuse(what: str, unused: dict[str, Any]) -> None:
+def _find_folder(model: Path | None) -> Path:
+    """The folder of the model or recording; a run has its model in a subfolder."""
+    if model is None:
+        from regard.models import bundled
+
+        return bundled()
+    if not model.exists():
+        raise RegardError(f"MODEL must be {ACCEPTED}, got {str(model)!r}, which does not exist{_similar_names(model)}")
+    if model.name == "recording.json":
+        raise RegardError(f"MODEL must be a folder; a recording is the folder {model.parent}, got {model}")
+    if model.is_file():
+        raise RegardError(f"MODEL must be a folder, got the file {model}; give a text as --text {model}")
+    if (model / "run.json").is_file():
+        if not (model / "model" / "config.json").is_file():
+            # Here, not at the top: this imports torch, which takes seconds.
+            from regard.models._folder import describe_run_model
+
+            raise RegardError(f"MODEL must be {ACCEPTED}, got the run {model}; {describe_run_model(model)}")
+        return model / "model"
+    if not (model / "recording.json").is_file() and not (model / "config.json").is_file():
+        raise RegardError(f"MODEL must be {ACCEPTED}, got {str(model)!r}, which has no config.json or recording.json")
+    return model
+
+
+def _similar_names(model: Path) -> str:
+    """Folders with a similar name beside one that does not exist: "; similar: …"."""
+    try:
+        names = [path.name for path in islice(model.absolute().parent.iterdir(), MOST_NAMES) if path.is_dir()]
+    except OSError:
+        return ""
+    matches = [str(model.parent / name) for name in get_close_matches(model.name, sorted(names), n=3)]
+    if not matches:
+        return ""
+    return f"; similar: {', '.join(matches)}"
+
+
+def _refuse_options(subject: str, unused: dict[str, Any]) -> None:
     for name, value in unused.items():
         if value not in (None, False):
-            raise ValueError(f"{what} takes no {name}")
+            raise RegardError(f"{subject} takes no {name}")
 
 
-def _kinds(folder: Path, text: str | None, sort: str | None, most: int, csv: Path | None) -> None:
-    if sort is not None:
-        _column(sort, atlas.SORTS)
-    loaded, tokenizer = _loaded(folder)
-    with _bar("scoring") as progress:
-        found = heads.atlas(loaded, tokenizer, text=text, progress=progress)
-    Console().print(found.table(sort, most or None))
-    if csv is not None:
-        found.to_csv(csv)
-        _say(f"numbers: {csv}")
-    _say_how_many(len(found.rows), most, sort)
-
-
-def _show(seen: Seen, sort: str, most: int) -> None:
-    rows = seen.heads()
-    Console().print(table.as_table(rows, sort, most or None))
-    _say_how_many(len(rows), most, sort)
-
-
-def _say_how_many(there: int, most: int, sort: str | None) -> None:
-    if 0 < most < there:
-        _say(f"{most} of {there} heads{f', by {sort}' if sort else ''}; --most 0 shows all.")
-
-
-def _say(text: str) -> None:
-    """A line as it is: a file's name may hold what a console takes for markup."""
-    Console().print(plain(text), soft_wrap=True)
-
-
-def _column(name: str, known: Any) -> str:
-    if name not in known:
-        raise ValueError(f"--sort is {name!r}; there are {', '.join(known)}")
-    return name
+def _check_column(name: str, columns: Any) -> None:
+    if name not in columns:
+        raise RegardError(f"--sort must be one of {', '.join(columns)}, got {name!r}")
 
 
 def _check_files(out: Path | None, *files: Path | None) -> None:
-    """Before the model runs: what could not be written afterwards."""
+    """Raise an error for files that cannot be written, before the model runs and not afterwards."""
     if out is not None:
-        check_folder(out)
+        from regard.interp._recording_files import check_recording_folder
+
+        check_recording_folder(out)
     for file in files:
-        if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
-            raise ValueError(f"{file} cannot be written: give a file in a folder that is there")
+        if file is not None:
+            check_writable(file)
 
 
-def _loaded(folder: Path) -> tuple[nn.Module, Any]:
-    """A model of ours, or of a kind that only ``transformers`` knows, then with its tokenizer."""
-    kind = Folder(folder).config.kind
-    if kind in models.known() or find_spec("transformers") is None:
-        return models.load(folder), None
-    import transformers
-
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    reads = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModel
-    loaded = reads.from_pretrained(folder, local_files_only=True, use_safetensors=True)
-    return loaded.eval(), transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-
-
-def _read(given: str | None, text: Path | None, image: Path | None) -> str | None:
-    """The text to read; None where there is a picture."""
-    if given not in (None, "-"):
-        raise ValueError(f"{given!r} is neither - nor an option; a text is given as a file, --text FILE, or through -")
-    if sum(x is not None for x in (given, text, image)) != 1:
-        raise ValueError("give one thing to look at: --text FILE, --image FILE, or - for a text from standard input")
+def _read_text(stdin: str | None, text: Path | None, image: Path | None) -> str | None:
+    """The text to read; None if the input is an image."""
+    if stdin not in (None, "-"):
+        raise RegardError(f"a text must be given as --text FILE or through -, got {stdin!r}")
+    if sum(x is not None for x in (stdin, text, image)) != 1:
+        raise RegardError("give one input: --text FILE, --image FILE, or - for a text from standard input")
     if image is not None:
         return None
+
+    # One byte more than allowed is enough to see that an input is too large.
     if text is None or str(text) == "-":
-        name, data = "standard input", sys.stdin.buffer.read(LARGEST + 1)
+        name = "standard input"
+        data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
     else:
+        name = str(text)
         try:
+            # A pipe of this process, as in --text <(command), was opened on purpose. Another pipe may have no writer.
+            if not _is_open_stream(text):
+                check_regular_file(text)
             with text.open("rb") as opened:
-                name, data = str(text), opened.read(LARGEST + 1)
+                data = opened.read(MAX_TEXT_BYTES + 1)
         except OSError as error:
-            raise ValueError(f"{text} cannot be read: {error.strerror}") from None
-    if len(data) > LARGEST:
-        raise ValueError(f"{name} is larger than {LARGEST // 2**20} MiB; give a part of it")
+            raise RegardError(f"{text} cannot be read: {error.strerror}") from None
+    if len(data) > MAX_TEXT_BYTES:
+        raise RegardError(f"{name} must be at most {MAX_TEXT_BYTES // 2**20} MiB; give a part of it")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is no UTF-8 text: {error}") from None
+        raise RegardError(f"{name} must be UTF-8 text: {error}") from None
 
 
-@contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A progress bar on standard error, where that is a terminal."""
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
+def _is_open_stream(file: Path) -> bool:
+    """Whether a name is one of the streams that the shell has opened for this process: /dev/stdin or /dev/fd/63."""
+    return str(file) == "/dev/stdin" or str(file.parent) in ("/dev/fd", "/proc/self/fd")

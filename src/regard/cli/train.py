@@ -1,4 +1,4 @@
-"""``regard train TASK``: train a small transformer, and watch its heads evolve."""
+"""``regard train TASK``: train a small transformer, and record how its heads change."""
 
 from __future__ import annotations
 
@@ -7,17 +7,28 @@ from typing import Annotated
 
 import typer
 
+from regard.cli.end_signals import exit_at_interrupt
+from regard.cli.output_file import path_option
 
-def train(
+
+def train_command(
     task: Annotated[str, typer.Argument(help="text, dates, agreement, digits, pixels or repeats")],
-    out: Annotated[Path | None, typer.Option(help="the run's folder; runs/TASK unless given")] = None,
-    config: Annotated[Path | None, typer.Option(help="a TOML file with what differs from the task's recipe")] = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="name=value, e.g. steps=200 or model.layers=2")
+    out: Annotated[
+        Path | None, typer.Option(parser=path_option, metavar="FOLDER", help="folder of the run; default runs/TASK")
     ] = None,
-    recipe: Annotated[bool, typer.Option("--recipe", help="print the recipe, and train nothing")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(parser=path_option, metavar="FILE", help="a TOML file with changes of the task's recipe"),
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="name=value, for example steps=200 or model.layers=2")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="with torchrun: how many seconds a process waits for another one")
+    ] = 40.0,
+    recipe: Annotated[bool, typer.Option("--recipe", help="print the recipe, do not train")] = False,
 ) -> None:
-    """Train a task into a folder, or go on with the run that is there. Ctrl-C saves and stops.
+    """Train a task into a folder, or continue the run in it. Ctrl-C saves and stops.
 
     regard train dates
 
@@ -25,7 +36,8 @@ def train(
 
     torchrun --nproc-per-node 2 -m regard train text --set parallel=fsdp
     """
-    # Here, not at the top: what several processes need takes a second to import, which no other command should pay.
-    from regard.cli.train_screen import run
+    # Here, not at the top: distributed training takes a second to import, which no other command should pay.
+    with exit_at_interrupt():
+        from regard.cli.train_progress import run_training
 
-    run(task, out, config, changes or [], recipe)
+    run_training(task, out, config, changes or [], recipe, timeout)

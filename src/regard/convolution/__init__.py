@@ -1,16 +1,16 @@
-"""Attention is convolution: a convolution as attention, the one nearest to a head, and heads replaced by theirs."""
+"""Attention as convolution: convert a convolution to attention, find a head's nearest convolution, replace heads."""
 
-from regard.convolution.convolved import ConvolvedAttention
-from regard.convolution.replace import Comparison, Replaced, compare, replace, swap
-from regard.convolution.to_attention import AttentionConvolution, leak, to_attention
-from regard.convolution.to_convolution import HeadConvolution, to_convolution
+from regard.convolution._convolved_attention import ConvolvedAttention
+from regard.convolution._replace import Comparison, Replacement, compare, replace, swap
+from regard.convolution._to_attention import AttentionConvolution, leak, to_attention
+from regard.convolution._to_convolution import HeadConvolution, to_convolution
 
 __all__ = [
     "AttentionConvolution",
     "Comparison",
     "ConvolvedAttention",
     "HeadConvolution",
-    "Replaced",
+    "Replacement",
     "compare",
     "leak",
     "replace",

@@ -1,5 +1,5 @@
-"""What regard finds on this machine, and whether it computes right here: what ``regard doctor`` prints."""
+"""``regard doctor``: describes this machine and tests whether regard computes correctly on it."""
 
-from regard.doctor.examine import examine
+from regard.doctor.checks import run_checks
 
-__all__ = ["examine"]
+__all__ = ["run_checks"]

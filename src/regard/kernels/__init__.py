@@ -1,1 +1,1 @@
-"""How attention is computed: ``reference`` (the truth, any device), ``native`` (the C++ kernel), and ``choose``."""
+"""The kernels that compute attention: ``reference`` (plain PyTorch, any device) and ``native`` (C++, CPU)."""

@@ -1,121 +1,78 @@
-"""The kernels as ``torch.library`` operators, with fake tensors, gradients and refusals; options arrive lowered.
+"""The kernels as ``torch.library`` operators, with fake tensors, gradients and refusals.
 
-regard::attention           → out, high, total               regard::attention_backward → gradients
-regard::observed_attention  → out, high, total, then the observables in the order of ``measured_names``
+    regard::attention           → out, row_max, row_sum
+    regard::observed_attention  → out, row_max, row_sum, then the observables in the order of ``observable_names``
+    regard::attention_backward  → gradients of q, k, v, then those of sinks, bias and tables that exist and are needed
+
+Operators take plain arguments only; ``Scores.pack`` makes them. Calls that nothing traces or intercepts skip the
+dispatcher and pass the ``Scores`` object itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from regard.kernels import measure, native, reference
-from regard.kernels.tiles import full_precision, result_dtype, working_dtype
-from regard.observables import Observe
-from regard.scores import RelativeTerm, Scores
-from regard.shapes import tracing
+from regard._checks import is_tracing
+from regard._lowered_scores import Scores, operator_schema
+from regard._observables import Observe
+from regard._shapes import resolve_offset
+from regard.kernels import native, reference
+from regard.kernels.reference import Forward, Gradients
+from regard.kernels.reference_observables import observable_names
+from regard.kernels.score_tiles import full_precision, result_dtype, working_dtype
 
-# One lowered option list for all three operators; ``torch.library`` wants it spelled out in the signatures.
-_OPTIONS = (
-    "Tensor? lo, Tensor? hi, Tensor? mask, Tensor? bias, Tensor[] tables, Tensor[] query_at, Tensor[] key_at, "
-    "SymInt[] first, Tensor? sinks, Tensor? seed, float scale, float softcap, float dropout, str backend"
-)
-# The names of attention's inputs in order: where a gradient belongs.
-_INPUTS = ("q", "k", "v", *(part.split()[-1] for part in _OPTIONS.split(",")))
 _KERNELS: dict[str, Any] = {"native": native, "reference": reference}
 
-
-def options(scores: Scores, backend: str) -> tuple[Any, ...]:
-    """``scores`` as the operators' arguments."""
-    terms = scores.terms
-    return (
-        scores.lo,
-        scores.hi,
-        scores.mask,
-        scores.bias,
-        [t.table for t in terms],
-        [t.query_at for t in terms],
-        [t.key_at for t in terms],
-        [t.first for t in terms],
-        scores.sinks,
-        scores.seed,
-        scores.scale,
-        scores.softcap,
-        scores.dropout,
-        backend,
-    )
+# The parameters of regard::attention: the tensors, the lowered options and the kernel.
+_PARAMETERS = ["Tensor q", "Tensor k", "Tensor v", *operator_schema(), "str backend"]
+_NAMES = [parameter.split()[-1] for parameter in _PARAMETERS]
+_OBSERVED_PARAMETERS = [*_PARAMETERS, "Tensor? real_queries", "SymInt[] observe"]
+_RESULTS = ["Tensor out", "Tensor row_max", "Tensor row_sum"]
+_BACKWARD_PARAMETERS = ["Tensor grad", *_PARAMETERS[:3], *_RESULTS, *_PARAMETERS[3:], "bool biases"]
 
 
-def _scores(given: tuple[Any, ...]) -> Scores:
-    lo, hi, mask, bias, tables, query_at, key_at, first, sinks, seed, scale, softcap, dropout, _ = given
-    terms = tuple(RelativeTerm(*term) for term in zip(tables, query_at, key_at, first, strict=True))
-    return Scores(scale, softcap, lo, hi, mask, bias, terms, sinks, dropout, seed)
+# --- calls -----------------------------------------------------------------------------------------------------------
 
 
-def encode(observe: Observe, offset: int) -> list[int]:
-    """``observe`` as whole numbers, for the operator's signature; queries are passed as a tensor beside it."""
-    radii = (*observe.radii(), -1, -1)[:2]
-    return [
-        observe.map,
-        *radii,
-        int(observe.key_mass),
-        observe.top,
-        observe.sink,
-        observe.local,
-        *(observe.grid or (0, 0)),
-        offset,
-    ]
+def attention_output(q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: str) -> Tensor:
+    """Compute the output of attention. The operator is used only if something traces or intercepts operators."""
+    learned = scores.learned_tensors()
+    # The dispatcher costs more than a small call: without tracing, modes and transforms it has nothing to do.
+    if not can_skip_dispatcher(q, k, v, *learned):
+        return attention_op(q, k, v, *scores.pack(), backend)[0]
+    if _needs_gradients(q, k, v, *learned):
+        return _EagerAttention.apply(scores, backend, q, k, v, *learned)
+    with full_precision(q):
+        return _KERNELS[backend].output(q, k, v, scores)
 
 
-def _decode(spec: list[int]) -> Observe:
-    map_, ry, rx, key_mass, top, sink, local, height, width, offset = spec
-    profile = None if ry < 0 else ry if rx < 0 else (ry, rx)
-    grid = (height, width) if height else None
-    return Observe(map_, profile, bool(key_mass), top, sink, local, grid, offset)
-
-
-def measured_names(observe: Observe) -> tuple[str, ...]:
-    """The names of what ``regard::observed_attention`` returns after out, high and total."""
-    return (*measure.row_names(), *measure.head_names(observe))
-
-
-def run(q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: str) -> Tensor:
-    """out: through the operator, or straight from the kernel where nobody would notice.
-
-    The dispatcher costs more than a small call: without tracing, modes and transforms it has nothing to do.
-    """
-    tables = [t.table for t in scores.terms]
-    if not unwatched(q, k, v, scores.bias, scores.sinks, *tables):
-        return attention_op(q, k, v, *options(scores, backend))[0]
-    if not (torch.is_grad_enabled() and _learns(q, k, v, scores.bias, scores.sinks, *tables)):
-        with full_precision(q):
-            return _KERNELS[backend].output(q, k, v, scores)
-    if _learns(*tables):  # a list of tensors has gradients in the operator only
-        return attention_op(q, k, v, *options(scores, backend))[0]
-    return _Eager.apply(q, k, v, *options(scores, backend))
-
-
-def run_observed(
-    q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: str, real: Tensor | None, spec: list[int]
+def observed_attention(
+    q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: str, observe: Observe, real_queries: Tensor | None
 ) -> list[Tensor]:
-    """out, high, total and the observables, in the same two ways."""
-    learned = (scores.bias, scores.sinks, *(t.table for t in scores.terms))
-    straight = unwatched(q, k, v, *learned) and not (torch.is_grad_enabled() and _learns(q, k, v, *learned))
-    return (_observed if straight else observed_op)(q, k, v, *options(scores, backend), real, spec)
+    """Compute out, row_max, row_sum and the observables. The operator is used as in ``attention_output``."""
+    learned = scores.learned_tensors()
+    if can_skip_dispatcher(q, k, v, *learned) and not _needs_gradients(q, k, v, *learned):
+        return _observed(q, k, v, scores, backend, observe, real_queries)
+    encoded = encode_observe(observe, q.shape[2], k.shape[2])
+    return observed_op(q, k, v, *scores.pack(), backend, real_queries, encoded)
 
 
-def _learns(*tensors: Tensor | None) -> bool:
-    return any(x is not None and x.requires_grad for x in tensors)
+def _needs_gradients(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
+# Subclasses may intercept operators.
 _ORDINARY = (Tensor, torch.nn.Parameter)
 
 
-def unwatched(*tensors: Tensor | None) -> bool:
+def can_skip_dispatcher(*tensors: Tensor | None) -> bool:
     """Whether these are ordinary tensors and nothing traces, transforms or intercepts operators."""
-    if tracing() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+    if is_tracing() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
@@ -125,44 +82,88 @@ def unwatched(*tensors: Tensor | None) -> bool:
     return True
 
 
-# --- bodies ----------------------------------------------------------------------------------------------------------
+# --- Observe as operator arguments -----------------------------------------------------------------------------------
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+def encode_observe(observe: Observe, n: int, m: int) -> list[int]:
+    """``observe`` as integers, for the operator; its ``queries`` are passed separately, as a tensor."""
+    # −1 stands for an axis without a radius, and a grid of 0 × 0 for none.
+    radii = (*observe.profile_radii(), -1, -1)[:2]
+    grid = observe.grid if observe.grid is not None else (0, 0)
+    offset = resolve_offset(n, m, observe.offset)
+    sizes = [observe.map, *radii, int(observe.key_mass), observe.top, observe.sink, observe.local]
+    return [*sizes, *grid, offset]
+
+
+def _decode_observe(encoded: Sequence[int]) -> Observe:
+    map_size, radius_y, radius_x, key_mass, top, sink, local, height, width, offset = encoded
+    profile: int | tuple[int, int] | None = None
+    if radius_x >= 0:
+        profile = (radius_y, radius_x)
+    elif radius_y >= 0:
+        profile = radius_y
+    grid = (height, width) if height else None
+    return Observe(map_size, profile, bool(key_mass), top, sink, local, grid, offset)
+
+
+# --- what the operators compute --------------------------------------------------------------------------------------
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: str) -> Forward:
     with full_precision(q):
-        return tuple(_KERNELS[given[-1]].forward(q, k, v, _scores(given)))
+        return _KERNELS[backend].forward(q, k, v, scores)
 
 
-def _observed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> list[Tensor]:
-    *lowered, real, spec = given
-    scores, observe = _scores(tuple(lowered)), _decode(spec)
+def _observed(
+    q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: str, observe: Observe, real_queries: Tensor | None
+) -> list[Tensor]:
     with full_precision(q):
-        out, high, total, values = _KERNELS[lowered[-1]].observed(q, k, v, scores, observe, real)
-    return [out, high, total, *(values[name] for name in measured_names(observe))]
+        out, row_max, row_sum, values = _KERNELS[backend].observed(q, k, v, scores, observe, real_queries)
+    return [out, row_max, row_sum, *[values[name] for name in observable_names(observe)]]
 
 
-def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> list[Tensor]:
-    out, high, total, *lowered, biases = given
-    scores = _scores(tuple(lowered))
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, forward: Forward, scores: Scores, backend: str, biases: bool
+) -> Gradients:
     with full_precision(q):
-        g = _KERNELS[lowered[-1]].backward(grad, q, k, v, reference.Forward(out, high, total), scores, biases=biases)
-    return [x for x in (g.q, g.k, g.v, g.sinks, g.bias, *g.tables) if x is not None]
+        return _KERNELS[backend].backward(grad, q, k, v, forward, scores, biases=biases)
 
 
-# --- shapes alone ----------------------------------------------------------------------------------------------------
+def _attention_body(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *packed, backend = arguments
+    out, row_max, row_sum = _forward(q, k, v, Scores.unpack(packed), backend)
+    return out, row_max, row_sum
 
 
-def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _observed_body(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> list[Tensor]:
+    *packed, backend, real_queries, encoded = arguments
+    return _observed(q, k, v, Scores.unpack(packed), backend, _decode_observe(encoded), real_queries)
+
+
+def _backward_body(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> list[Tensor]:
+    out, row_max, row_sum, *packed, backend, biases = arguments
+    forward = Forward(out, row_max, row_sum)
+    gradients = _backward(grad, q, k, v, forward, Scores.unpack(packed), backend, biases)
+    existing = (gradients.q, gradients.k, gradients.v, gradients.sinks, gradients.bias, *gradients.tables)
+    return [x for x in existing if x is not None]
+
+
+# --- shapes of the results, for fake tensors -------------------------------------------------------------------------
+
+
+def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     B, H, n, _ = q.shape
-    high, total = (q.new_empty(B, H, n, dtype=working_dtype(q)) for _ in range(2))
-    return q.new_empty(B, H, n, v.shape[-1]), high, total
+    row_max = q.new_empty(B, H, n, dtype=working_dtype(q))
+    return q.new_empty(B, H, n, v.shape[-1]), row_max, torch.empty_like(row_max)
 
 
-def _observed_fake(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> list[Tensor]:
-    observe = _decode(given[-1])
+def _observed_fake(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> list[Tensor]:
+    observe = _decode_observe(arguments[-1])
     B, H, n, _ = q.shape
-    exact, m, g = result_dtype(q.dtype), k.shape[2], observe.map
-    sides = [2 * r + 1 for r in observe.radii()]
+    m = k.shape[2]
+    g = observe.map
+    sides = [2 * radius + 1 for radius in observe.profile_radii()]
+    exact = result_dtype(q.dtype)
     shapes: dict[str, tuple[list[Any], torch.dtype]] = {
         "rows": ([H], torch.int64),
         "key_mass": ([H, m], exact),
@@ -176,110 +177,126 @@ def _observed_fake(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> list[Tensor]
         "visible": ([B, H, n], torch.int64),
         "counted": ([B, H, n], torch.bool),
     }
-    measured = [shapes.get(name, ([B, H, n], exact)) for name in measured_names(observe)]
-    return [*_attention_fake(q, k, v), *(q.new_empty(shape, dtype=dtype) for shape, dtype in measured)]
+    # Names that are not listed are row values.
+    results = list(_attention_fake(q, k, v))
+    for name in observable_names(observe):
+        shape, dtype = shapes.get(name, ([B, H, n], exact))
+        results.append(q.new_empty(shape, dtype=dtype))
+    return results
 
 
-def _backward_fake(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> list[Tensor]:
-    _out, _high, _total, *lowered, biases = given
-    scores = _scores(tuple(lowered))
-    like = [q, k, v] + ([] if scores.sinks is None else [scores.sinks])
+def _backward_fake(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> list[Tensor]:
+    _out, _row_max, _row_sum, *packed, _backend, biases = arguments
+    scores = Scores.unpack(packed)
+    inputs: list[Tensor | None] = [q, k, v, scores.sinks]
     if biases:
-        like += ([] if scores.bias is None else [scores.bias]) + [t.table for t in scores.terms]
-    return [x.new_empty(x.shape) for x in like]
+        inputs += [scores.bias, *[term.table for term in scores.terms]]
+    return [x.new_empty(x.shape) for x in inputs if x is not None]
 
 
 # --- gradients -------------------------------------------------------------------------------------------------------
 
 
-def _is_tensor(x: Any) -> bool:
-    return isinstance(x, Tensor)
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    q, k, v = inputs[:3]
-    lowered = inputs[3 : len(_INPUTS)]
-    lo, hi, mask, bias, tables, query_at, key_at, first, sinks, seed, *numbers = lowered
-    ctx.save_for_backward(q, k, v, *output[:3], lo, hi, mask, bias, sinks, seed, *tables, *query_at, *key_at)
-    ctx.first, ctx.numbers = list(first), numbers
-    # Gradients mirror the inputs: a list for each list of tensors (an empty list counts as one), None for the rest.
-    ctx.empty = [[None] * len(x) if isinstance(x, list) and all(map(_is_tensor, x)) else None for x in inputs]
+def _save_call(
+    ctx: Any, q: Tensor, k: Tensor, v: Tensor, forward: Sequence[Tensor], scores: Scores, backend: str
+) -> None:
+    """Store what the backward pass needs, with the tensors of ``scores``, so that autograd detects changes in place."""
+    leaves, ctx.scores_spec = pytree.tree_flatten(scores)
+    ctx.save_for_backward(q, k, v, *forward, *leaves)
+    ctx.backend = backend
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+def _saved_gradients(ctx: Any, grad: Tensor, needs_bias: bool, needs_tables: bool) -> Gradients:
+    """The gradients of a call that ``_save_call`` stored."""
+    q, k, v, out, row_max, row_sum, *leaves = ctx.saved_tensors
+    scores: Scores = pytree.tree_unflatten(leaves, ctx.scores_spec)
+    biases = needs_bias or needs_tables
+    # Gradients are enabled here only if a second derivative is wanted, and only the operator refuses it.
+    if not torch.is_grad_enabled() and can_skip_dispatcher(grad, q, k, v, *scores.learned_tensors()):
+        return _backward(grad, q, k, v, Forward(out, row_max, row_sum), scores, ctx.backend, biases)
+
+    # The operator returns a flat list that leaves out what does not exist.
+    results = iter(backward_op(grad, q, k, v, out, row_max, row_sum, *scores.pack(), ctx.backend, biases))
+    gradients = Gradients(next(results), next(results), next(results))
+    if scores.sinks is not None:
+        gradients.sinks = next(results)
+    if biases and scores.bias is not None:
+        gradients.bias = next(results)
+    gradients.tables = list(results)
+    return gradients
+
+
+class _EagerAttention(torch.autograd.Function):
+    """``regard::attention`` without the dispatcher: the same kernels, the same gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Scores, backend: str, q: Tensor, k: Tensor, v: Tensor, *learned: Any) -> Tensor:
+        result = _forward(q, k, v, scores, backend)
+        _save_call(ctx, q, k, v, result, scores, backend)
+        return result.out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        # The inputs are scores, backend, q, k, v, and then ``learned_tensors``: bias, sinks and the tables.
+        needs_bias, _, *needs_tables = ctx.needs_input_grad[5:]
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
+        gradients = _saved_gradients(ctx, grad, needs_bias, any(needs_tables))
+        tables: list[Any] = gradients.tables or [None] * len(needs_tables)
+        return None, None, gradients.q, gradients.k, gradients.v, gradients.bias, gradients.sinks, *tables
+
+
+def _setup_operator(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    q, k, v, *packed, backend = inputs[: len(_NAMES)]
+    _save_call(ctx, q, k, v, output[:3], Scores.unpack(packed), backend)
+    # Gradients mirror the inputs: a list for each list of tensors (an empty list counts as one), None for the rest.
+    ctx.no_gradients = []
+    for x in inputs:
+        is_tensor_list = isinstance(x, list) and all(isinstance(y, Tensor) for y in x)
+        ctx.no_gradients.append([None] * len(x) if is_tensor_list else None)
+
+
+def _operator_gradients(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    # regard::observed_attention returns one list, so its gradients come as one list.
     grad = grads[0][0] if isinstance(grads[0], list | tuple) else grads[0]
-    q, k, v, out, high, total, lo, hi, mask, bias, sinks, seed, *lists = ctx.saved_tensors
-    terms = len(ctx.first)
-    tables, query_at, key_at = lists[:terms], lists[terms : 2 * terms], lists[2 * terms :]
-    result: list[Any] = list(ctx.empty)
-    if grad is not None:
-        lowered = (lo, hi, mask, bias, tables, query_at, key_at, ctx.first, sinks, seed, *ctx.numbers)
-        at = _INPUTS.index
-        tables_need = ctx.needs_input_grad[at("tables")]  # a list in the operator, False in _Eager
-        biases = bool(ctx.needs_input_grad[at("bias")] or (any(tables_need) if tables_need else False))
-        straight = not torch.is_grad_enabled() and unwatched(grad, q, k, v, bias, sinks, *tables)
-        call = _backward if straight else backward_op
-        found = iter(call(grad, q, k, v, out, high, total, *lowered, biases))
-        result[:3] = next(found), next(found), next(found)
-        result[at("sinks")] = None if sinks is None else next(found)
-        result[at("bias")] = next(found) if biases and bias is not None else None
-        result[at("tables")] = [next(found) if biases else None for _ in range(terms)]
+    result: list[Any] = list(ctx.no_gradients)
+    if grad is None:
+        return tuple(result)
+    # Gradients of biases cost another sum per tile, so they are computed only where needed.
+    needs_bias = ctx.needs_input_grad[_NAMES.index("bias")]
+    needs_tables = ctx.needs_input_grad[_NAMES.index("term_table")]
+    gradients = _saved_gradients(ctx, grad, needs_bias, any(needs_tables))
+    result[:3] = [gradients.q, gradients.k, gradients.v]
+    result[_NAMES.index("sinks")] = gradients.sinks
+    result[_NAMES.index("bias")] = gradients.bias
+    if gradients.tables:
+        result[_NAMES.index("term_table")] = gradients.tables
     return tuple(result)
 
 
-class _Eager(torch.autograd.Function):
-    """``regard::attention`` without the dispatcher: the same body, the same gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = _attention(*inputs)
-        _setup(ctx, inputs, output)
-        return output[0]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return tuple(None if isinstance(x, list) else x for x in _gradients(ctx, *grads))
+def _refuse_double_backward(ctx: Any, *grads: Any) -> Any:
+    raise RuntimeError("regard.attention has no second derivative; for a small size write the n × n formula in torch")
 
 
-def _no_double_backward(ctx: Any, *grads: Any) -> Any:
-    raise RuntimeError(
-        "regard.attention has no second derivative; for one, write the n × n formula in torch, at a small size"
-    )
+def _refuse_vmap(*arguments: Any) -> Any:
+    raise RuntimeError("regard.attention does not run under vmap; make the batch a dimension of q, k and v")
 
 
-def _no_vmap(*args: Any) -> Any:
-    raise RuntimeError(
-        "regard.attention does not run under vmap; give the batch as leading dimensions of q, k and v instead"
-    )
+# --- registration ----------------------------------------------------------------------------------------------------
 
 
-def _define(name: str, schema: str, body: Any, fake: Any) -> Any:
+def _define(name: str, parameters: list[str], returns: str, body: Any, fake: Any) -> Any:
+    schema = f"({', '.join(parameters)}) -> {returns}"
     op = torch.library.custom_op(name, body, mutates_args=(), schema=schema)
     op.register_fake(fake)
-    torch.library.register_vmap(op, _no_vmap)
+    torch.library.register_vmap(op, _refuse_vmap)
     return op
 
 
-attention_op = _define(
-    "regard::attention",
-    f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
-    _attention,
-    _attention_fake,
-)
-observed_op = _define(
-    "regard::observed_attention",
-    f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}, Tensor? real, SymInt[] observe) -> Tensor[]",
-    _observed,
-    _observed_fake,
-)
-backward_op = _define(
-    "regard::attention_backward",
-    "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor high, Tensor total, "
-    f"{_OPTIONS}, bool biases) -> Tensor[]",
-    _backward,
-    _backward_fake,
-)
-torch.library.register_autograd(attention_op, _gradients, setup_context=_setup)
-torch.library.register_autograd(observed_op, _gradients, setup_context=_setup)
-torch.library.register_autograd(backward_op, _no_double_backward, setup_context=lambda ctx, inputs, output: None)
+attention_op = _define("regard::attention", _PARAMETERS, "(Tensor, Tensor, Tensor)", _attention_body, _attention_fake)
+observed_op = _define("regard::observed_attention", _OBSERVED_PARAMETERS, "Tensor[]", _observed_body, _observed_fake)
+backward_op = _define("regard::attention_backward", _BACKWARD_PARAMETERS, "Tensor[]", _backward_body, _backward_fake)
+torch.library.register_autograd(attention_op, _operator_gradients, setup_context=_setup_operator)
+torch.library.register_autograd(observed_op, _operator_gradients, setup_context=_setup_operator)
+torch.library.register_autograd(backward_op, _refuse_double_backward, setup_context=lambda ctx, inputs, output: None)

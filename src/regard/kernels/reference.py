@@ -1,12 +1,12 @@
-"""The truth: exact attention in plain PyTorch, tiled over queries and keys, O(n) memory forward and backward.
+"""The reference kernel: exact attention in plain PyTorch, tiled over queries and keys, O(n) memory in both passes.
 
     forward    m ← max(m, max_j s),  l ← l·e^(m_old − m) + Σ_j e^(s − m),  o ← o·e^(m_old − m) + Σ_j e^(s − m) v_j
-               out = o / l,  and m and l are what a row leaves behind: lse = m + log l
+               out = o / l; each row keeps row_max = m and row_sum = l, and lse = m + log l
     backward   A = e^(s − m) / l,  Δ_i = out_i·g_i,  dS = A ∘ (g vᵀ − Δ)
                dq = scale·dS k,  dk = scale·dSᵀ q,  dv = Aᵀ g
 
-A learned sink is where the running maximum and sum start: m = sink, l = 1, o = 0. Rows that see nothing end with
-l = 0 and m = −inf; they give 0. Works on any device; on a CPU everything is computed in float64.
+A learned sink is the initial value of the running maximum and sum: m = sink, l = 1, o = 0. A row that sees nothing ends
+with l = 0 and m = −inf, and gives 0. The kernel works on any device; on a CPU it computes in float64.
 """
 
 from __future__ import annotations
@@ -18,101 +18,80 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.kernels import measure
-from regard.kernels.tiles import (
+from regard._lowered_scores import RelativeTerm, Scores, term_index
+from regard._observables import Observe
+from regard.kernels.reference_observables import measure
+from regard.kernels.score_tiles import (
     Problem,
     Tile,
-    best_products,
     dropout_tile,
-    fold,
-    pick,
-    raise_high,
+    fold_heads,
+    initial_max_and_sum,
+    iterate_tiles,
+    largest_products,
     score_tile,
     softmax_tile,
-    start_sums,
-    tiles,
-    weigh,
+    take_span,
+    take_span_or_broadcast,
+    update_max,
+    weighted_sum,
 )
-from regard.observables import Observe
-from regard.scores import RelativeTerm, Scores, term_index
 
 
 class Forward(NamedTuple):
-    """What a forward pass leaves for a backward one."""
+    """The results of a forward pass that a backward pass needs."""
 
     out: Tensor
-    high: Tensor
-    total: Tensor
+    row_max: Tensor
+    row_sum: Tensor
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Forward:
-    """``out [B, H, n, e]`` in q's dtype; ``high`` and ``total [B, H, n]`` in the working dtype."""
+    """``out [B, H, n, e]`` in q's dtype; ``row_max`` and ``row_sum [B, H, n]`` in the working dtype."""
     problem = Problem(q, k, scores)
     B, H, n, _ = problem.sizes
     out = q.new_zeros(B, H, n, v.shape[-1])
-    highs = q.new_full((B, H, n), -math.inf, dtype=problem.dtype)
-    totals = torch.zeros_like(highs)
-    finite = _finite(v)
-    for rows, spans in tiles(problem):
-        best = best_products(problem, rows, spans)
+    row_max = q.new_full((B, H, n), -math.inf, dtype=problem.dtype)
+    row_sum = torch.zeros_like(row_max)
+    # Checked once: the usual case needs no care for 0 · NaN in every tile.
+    finite = _all_finite(v)
+    for rows, spans in iterate_tiles(problem):
+        largest = largest_products(problem, rows, spans)
         height = rows.stop - rows.start
-        high, total = start_sums(problem, height)
+        tile_max, tile_sum = initial_max_and_sum(problem, height)
         mixed = q.new_zeros(B, H, height, v.shape[-1], dtype=problem.dtype)
         for keys in spans:
-            tile = score_tile(problem, rows, keys, best)
-            high, weights, fade = raise_high(high, tile.logits)
-            total = total * fade + weights.sum(-1, keepdim=True)
+            tile = score_tile(problem, rows, keys, largest)
+            tile_max, weights, rescale = update_max(tile_max, tile.logits)
+            tile_sum = tile_sum * rescale + weights.sum(-1, keepdim=True)
             drop = dropout_tile(problem, rows, keys)
-            mixed = mixed * fade + _mix(weights if drop is None else weights * drop, v, keys, tile, finite)
-        empty = total == 0
-        out[:, :, rows] = torch.where(empty, 0.0, mixed / torch.where(empty, 1.0, total)).to(out.dtype)
-        highs[:, :, rows], totals[:, :, rows] = high.squeeze(-1), total.squeeze(-1)
-    return Forward(out, highs, totals)
+            if drop is not None:
+                weights = weights * drop
+            mixed = mixed * rescale + _mix_values(weights, v, keys, tile, finite)
+        # A row without keys divides by 1 instead of 0.
+        empty = tile_sum == 0
+        out[:, :, rows] = torch.where(empty, 0.0, mixed / torch.where(empty, 1.0, tile_sum)).to(out.dtype)
+        row_max[:, :, rows] = tile_max.squeeze(-1)
+        row_sum[:, :, rows] = tile_sum.squeeze(-1)
+    return Forward(out, row_max, row_sum)
 
 
 def output(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
-    """``forward``'s out alone."""
-    return forward(q, k, v, scores)[0]
-
-
-def _finite(*xs: Tensor) -> bool:
-    return all(bool(x.isfinite().all()) for x in xs)
-
-
-def _folded_visible(tile: Tile, groups: int) -> Tensor | None:
-    return None if tile.visible is None else fold(tile.visible.expand(tile.logits.shape), groups)
-
-
-def _mix(weights: Tensor, x: Tensor, keys: slice, tile: Tile, finite: bool) -> Tensor:
-    """``[B, H, rows, keys] @ x[keys] → [B, H, rows, width]`` for ``x [B, G, m, width]`` shared by groups of heads."""
-    x = pick(x, keys).to(weights.dtype)
-    groups = x.shape[1]
-    see = None if finite else _folded_visible(tile, groups)
-    return weigh(fold(weights, groups), x, see, finite=finite).reshape(*weights.shape[:3], x.shape[-1])
-
-
-def _gather(weights: Tensor, x: Tensor, tile: Tile, groups: int, finite: bool) -> Tensor:
-    """``Σ_heads of a group weightsᵀ [.., keys, rows] @ x [B, H, rows, width] → [B, G, keys, width]``."""
-    see = None if finite else _folded_visible(tile, groups)
-    return weigh(
-        fold(weights, groups).transpose(-1, -2),
-        fold(x, groups),
-        None if see is None else see.transpose(-1, -2),
-        finite=finite,
-    )
+    """The ``out`` of ``forward`` alone."""
+    return forward(q, k, v, scores).out
 
 
 def observed(
-    q: Tensor, k: Tensor, v: Tensor, scores: Scores, observe: Observe, real: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, scores: Scores, observe: Observe, real_queries: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """``forward`` and every observable but lse, by name, in a second pass."""
-    out, high, total = forward(q, k, v, scores)
-    return out, high, total, measure.measure(q, k, (high, total), scores, observe, real)
+    """``forward``, and every observable except lse by name, measured in a second pass."""
+    out, row_max, row_sum = forward(q, k, v, scores)
+    return out, row_max, row_sum, measure(q, k, (row_max, row_sum), scores, observe, real_queries)
 
 
 @dataclass
 class Gradients:
-    """``dq, dk, dv`` in the inputs' dtype; the others where asked, shaped like what they belong to."""
+    """Gradients, each in the shape and dtype of its input; None or [] for what is absent or was not requested."""
 
     q: Tensor
     k: Tensor
@@ -123,105 +102,159 @@ class Gradients:
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, made: Forward, scores: Scores, *, biases: bool = True
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, saved: Forward, scores: Scores, *, biases: bool = True
 ) -> Gradients:
     """Gradients of ``Σ grad ∘ out``; tiles are computed again. ``biases=False`` leaves out bias and tables."""
-    out, high, total = made
+    out, row_max, row_sum = saved
     problem = Problem(q, k, scores)
     exact = problem.dtype
-    B, H, n, m = problem.sizes
     groups = k.shape[1]
-    moves = 0 < scores.scale < math.inf  # at scale 0 and ∞ the output does not move with q and k
-    dq, dk, dv = (x.new_zeros(x.shape, dtype=exact) for x in (q, k, v))
-    d_bias = scores.bias.new_zeros(scores.bias.shape, dtype=exact) if biases and scores.bias is not None else None
-    d_tables = [t.table.new_zeros(t.table.shape, dtype=exact) for t in scores.terms] if biases else []
-    delta = (out * grad).sum(-1) if out.dtype == exact else torch.zeros_like(high)
-    finite = _finite(q, k, v, grad)
-    for rows, spans in tiles(problem):
-        best = best_products(problem, rows, spans)
-        g, q_rows = pick(grad, rows).to(exact), pick(q, rows).to(exact)
-        high_rows, total_rows, delta_rows = (pick(x, rows).unsqueeze(-1) for x in (high, total, delta))
-        if out.dtype != exact:  # a rounded out would be the largest error of all: fill this part of delta from tiles
+    dq = q.new_zeros(q.shape, dtype=exact)
+    dk = k.new_zeros(k.shape, dtype=exact)
+    dv = v.new_zeros(v.shape, dtype=exact)
+    d_bias = None
+    d_tables: list[Tensor] = []
+    if biases:
+        if scores.bias is not None:
+            d_bias = scores.bias.new_zeros(scores.bias.shape, dtype=exact)
+        d_tables = [term.table.new_zeros(term.table.shape, dtype=exact) for term in scores.terms]
+    delta = (out * grad).sum(-1) if out.dtype == exact else torch.zeros_like(row_max)
+    finite = _all_finite(q, k, v, grad)
+
+    for rows, spans in iterate_tiles(problem):
+        largest = largest_products(problem, rows, spans)
+        g = take_span(grad, rows).to(exact)
+        q_rows = take_span(q, rows).to(exact)
+        tile_max = take_span(row_max, rows).unsqueeze(-1)
+        tile_sum = take_span(row_sum, rows).unsqueeze(-1)
+        tile_delta = take_span(delta, rows).unsqueeze(-1)
+
+        # If out was rounded, Δ from it would have a large error, so Δ is computed from tiles. It fills a view of delta.
+        if out.dtype != exact:
             for keys in spans:
-                tile = score_tile(problem, rows, keys, best)
-                pulled = _pull(g, v, keys) * softmax_tile(tile.logits, high_rows, total_rows)
+                tile = score_tile(problem, rows, keys, largest)
+                pulled = _times_values(g, v, keys) * softmax_tile(tile.logits, tile_max, tile_sum)
                 drop = dropout_tile(problem, rows, keys)
-                pulled = pulled if drop is None else pulled * drop
-                delta_rows += _seen(tile, pulled).sum(-1, keepdim=True)
+                if drop is not None:
+                    pulled = pulled * drop
+                tile_delta += _zero_hidden(tile, pulled).sum(-1, keepdim=True)
+
         for keys in spans:
-            tile = score_tile(problem, rows, keys, best)
-            weights = softmax_tile(tile.logits, high_rows, total_rows)
-            pulled = _pull(g, v, keys)
+            tile = score_tile(problem, rows, keys, largest)
+            weights = softmax_tile(tile.logits, tile_max, tile_sum)
+            pulled = _times_values(g, v, keys)
             drop = dropout_tile(problem, rows, keys)
-            kept = weights if drop is None else weights * drop
-            pulled = pulled if drop is None else pulled * drop
-            d_logits = weights * (pulled - delta_rows)
+            # dv comes from the weights that dropout left; dS from all of them.
+            surviving = weights
+            if drop is not None:
+                surviving = weights * drop
+                pulled = pulled * drop
+            d_logits = weights * (pulled - tile_delta)
             d_products = d_logits if tile.slope is None else d_logits * tile.slope
-            kept, d_logits, d_products = (_seen(tile, x) for x in (kept, d_logits, d_products))
-            pick(dv, keys).add_(_gather(kept, g, tile, groups, finite))
+            d_logits = _zero_hidden(tile, d_logits)
+            take_span(dv, keys).add_(_sum_over_rows(_zero_hidden(tile, surviving), g, tile, groups, finite))
             if d_bias is not None:
                 _add_to_bias(d_bias, d_logits, rows, keys)
             for d_table, term in zip(d_tables, scores.terms, strict=False):
                 _add_to_table(d_table, term, d_logits, rows, keys)
-            if moves:
-                d_scores = d_products * scores.scale
-                pick(dq, rows).add_(_mix(d_scores, k, keys, tile, finite))
-                pick(dk, keys).add_(_gather(d_scores, q_rows, tile, groups, finite))
+
+            # At scale 0 and ∞ the output does not depend on small changes of q and k.
+            if 0 < scores.scale < math.inf:
+                d_scores = _zero_hidden(tile, d_products) * scores.scale
+                take_span(dq, rows).add_(_mix_values(d_scores, k, keys, tile, finite))
+                take_span(dk, keys).add_(_sum_over_rows(d_scores, q_rows, tile, groups, finite))
+
     return Gradients(
         dq.to(q.dtype),
         dk.to(k.dtype),
         dv.to(v.dtype),
         None if d_bias is None or scores.bias is None else d_bias.to(scores.bias.dtype),
-        sink_gradient(scores.sinks, high, total, delta),
-        [d.to(t.table.dtype) for d, t in zip(d_tables, scores.terms, strict=False)],
+        None if scores.sinks is None else sink_gradient(scores.sinks, row_max, row_sum, delta),
+        [d_table.to(term.table.dtype) for d_table, term in zip(d_tables, scores.terms, strict=False)],
     )
 
 
-def _seen(tile: Tile, x: Tensor) -> Tensor:
-    """``x`` with 0 at hidden pairs: not 0 · NaN, nor 0 · inf where a product overflowed."""
+# --- products with values and keys -----------------------------------------------------------------------------------
+
+
+def _all_finite(*tensors: Tensor) -> bool:
+    return all(bool(x.isfinite().all()) for x in tensors)
+
+
+def _mix_values(weights: Tensor, x: Tensor, keys: slice, tile: Tile, finite: bool) -> Tensor:
+    """``[B, H, rows, keys] @ x[keys] → [B, H, rows, width]`` for ``x [B, G, m, width]`` shared by groups of heads."""
+    x = take_span(x, keys).to(weights.dtype)
+    groups = x.shape[1]
+    visible = _folded_visible(tile, groups, finite)
+    mixed = weighted_sum(fold_heads(weights, groups), x, visible, finite=finite)
+    return mixed.reshape(*weights.shape[:3], x.shape[-1])
+
+
+def _sum_over_rows(weights: Tensor, x: Tensor, tile: Tile, groups: int, finite: bool) -> Tensor:
+    """``Σ over the heads of a group of weightsᵀ @ x [B, H, rows, width] → [B, G, keys, width]``."""
+    visible = _folded_visible(tile, groups, finite)
+    if visible is not None:
+        visible = visible.transpose(-1, -2)
+    weights = fold_heads(weights, groups).transpose(-1, -2)
+    return weighted_sum(weights, fold_heads(x, groups), visible, finite=finite)
+
+
+def _times_values(g: Tensor, v: Tensor, keys: slice) -> Tensor:
+    """``g vᵀ``: ``[B, H, rows, e] × [B, G, keys, e] → [B, H, rows, keys]``."""
+    v = take_span(v, keys).to(g.dtype)
+    return (fold_heads(g, v.shape[1]) @ v.transpose(-1, -2)).reshape(*g.shape[:3], v.shape[2])
+
+
+def _folded_visible(tile: Tile, groups: int, finite: bool) -> Tensor | None:
+    """Which pairs are visible, with folded heads; None where it is not needed, because all is finite or visible."""
+    if finite or tile.visible is None:
+        return None
+    return fold_heads(tile.visible.expand(tile.logits.shape), groups)
+
+
+def _zero_hidden(tile: Tile, x: Tensor) -> Tensor:
+    """``x`` with 0 at hidden pairs, even where x is NaN or inf."""
     return x if tile.visible is None else torch.where(tile.visible, x, 0.0)
 
 
-def _pull(g: Tensor, v: Tensor, keys: slice) -> Tensor:
-    """``g vᵀ``: ``[B, H, rows, e] × [B, G, keys, e] → [B, H, rows, keys]``."""
-    v = pick(v, keys).to(g.dtype)
-    return (fold(g, v.shape[1]) @ v.transpose(-1, -2)).reshape(*g.shape[:3], v.shape[2])
+# --- gradients of sinks, biases and tables ---------------------------------------------------------------------------
 
 
-def sink_gradient(sinks: Tensor | None, high: Tensor, total: Tensor, delta: Tensor) -> Tensor | None:
-    """``d sink_h = −Σ_{b,i} A_sink Δ_i``; a row that sees no key has out = 0, so its Δ is 0 whatever g is."""
-    if sinks is None:
-        return None
-    sink = sinks.to(high.dtype).view(1, -1, 1)
-    share = softmax_tile(sink, high, total)
-    delta = torch.where((high == sink) & (total == 1) & delta.isnan(), 0.0, delta)
-    return -(share * delta).sum((0, 2)).to(sinks.dtype)
+def sink_gradient(sinks: Tensor, row_max: Tensor, row_sum: Tensor, delta: Tensor) -> Tensor:
+    """``d sink_h = −Σ_{b,i} A_sink Δ_i``; a row that sees no key has out = 0, so its Δ is 0 for every g."""
+    sink = sinks.to(row_max.dtype).view(1, -1, 1)
+    weight = softmax_tile(sink, row_max, row_sum)
+    # NaN in g would make the Δ of such a row NaN.
+    delta = torch.where((row_max == sink) & (row_sum == 1) & delta.isnan(), 0.0, delta)
+    return -(weight * delta).sum((0, 2)).to(sinks.dtype)
 
 
 def reduce_to(x: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
     """Sum the dimensions that are broadcast (size 1) in ``shape``."""
-    dims = [d for d, size in enumerate(shape) if size == 1 and x.shape[d] != 1]
+    dims = [dim for dim, size in enumerate(shape) if size == 1 and x.shape[dim] != 1]
     return x.sum(dims, keepdim=True) if dims else x
 
 
 def _add_to_bias(d_bias: Tensor, d_logits: Tensor, rows: slice, keys: slice) -> None:
-    part = d_bias if d_bias.shape[2] == 1 else pick(d_bias, rows, 2)
-    part = part if part.shape[3] == 1 else pick(part, keys, 3)
-    part.add_(reduce_to(d_logits, part.shape))
+    region = take_span_or_broadcast(take_span_or_broadcast(d_bias, rows, 2), keys, 3)
+    region.add_(reduce_to(d_logits, region.shape))
 
 
 def _add_to_table(d_table: Tensor, term: RelativeTerm, d_logits: Tensor, rows: slice, keys: slice) -> None:
-    """Scatter a tile's gradient to the table's columns, over the few columns this tile can reach."""
-    index, somewhere = term_index(term, rows, keys)
-    low = int(index.min())
-    columns = int(index.max()) - low + 1
-    index = index - low
-    lead = [1 if d_table.shape[0] == 1 else d_logits.shape[0], 1 if d_table.shape[1] == 1 else d_logits.shape[1]]
-    d = reduce_to(torch.where(somewhere, d_logits, 0.0), (*lead, *d_logits.shape[2:]))
+    """Add a tile's gradient to the table's columns, over the few columns that this tile can reach."""
+    index, has_position = term_index(term, rows, keys)
+    first = int(index.min())
+    columns = int(index.max()) - first + 1
+    index = index - first
+
+    # Sum over the batch and the heads first where the table does not have them.
+    B = min(d_table.shape[0], d_logits.shape[0])
+    H = min(d_table.shape[1], d_logits.shape[1])
+    d = reduce_to(torch.where(has_position, d_logits, 0.0), (B, H, *d_logits.shape[2:]))
     if d_table.shape[2] == 1:
-        found = d.new_zeros(*lead, columns).index_add_(2, index.flatten(), d.flatten(2)).unsqueeze(2)
+        gradient = d.new_zeros(B, H, columns).index_add_(2, index.flatten(), d.flatten(2)).unsqueeze(2)
         target = d_table
     else:
-        found = d.new_zeros(*d.shape[:3], columns).scatter_add_(3, index.expand(d.shape), d)
-        target = pick(d_table, rows, 2)
-    target.narrow(3, low, columns).add_(found)
+        gradient = d.new_zeros(*d.shape[:3], columns).scatter_add_(3, index.expand(d.shape), d)
+        target = take_span(d_table, rows, 2)
+    target.narrow(3, first, columns).add_(gradient)

@@ -1,7 +1,7 @@
-"""The lab: one page where attention is seen, counted, proved and changed; `regard lab` serves it on this machine."""
+"""The lab: a web workbench that shows attention; ``regard lab`` serves it on this machine."""
 
 from __future__ import annotations
 
-from regard.lab.lab import Lab, default_state
+from regard.lab.workspace import Workspace, default_state_folder
 
-__all__ = ["Lab", "default_state"]
+__all__ = ["Workspace", "default_state_folder"]

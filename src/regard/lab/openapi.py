@@ -1,4 +1,4 @@
-"""The lab's table of answers as an OpenAPI document, for people and for programs that try it out."""
+"""The OpenAPI document of the lab, made from its endpoint table."""
 
 from __future__ import annotations
 
@@ -7,39 +7,53 @@ from typing import Any
 
 import msgspec
 
-from regard.lab.endpoints import Endpoint
-from regard.version import __version__
+from regard._version import __version__
+from regard.lab.endpoint import Endpoint
 
-__all__ = ["document"]
+SCHEMA_REFERENCE = "#/components/schemas/{name}"
+RESPONSES = {
+    "200": "the result",
+    "400": "the request is wrong; the error says why in one line",
+    "401": "the request does not carry the token of the printed address",
+    "404": "the item is not open",
+    "422": "a field does not match its schema",
+    "429": "too many requests",
+}
+# Scripts send the token in a header, "authorization: Bearer TOKEN"; pages have it in a cookie.
+TOKEN = {"token": {"type": "http", "scheme": "bearer"}}
 
-SCHEMAS = "#/components/schemas/{name}"
 
-
-def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """OpenAPI 3.1."""
-    kinds = [one.asks for one in endpoints]
-    found, components = msgspec.json.schema_components(kinds, ref_template=SCHEMAS)
+def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document of these endpoints."""
+    request_types = [endpoint.request_type for endpoint in endpoints]
+    schemas, components = msgspec.json.schema_components(request_types, ref_template=SCHEMA_REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
-    for one, schema in zip(endpoints, found, strict=True):
-        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, schema, components)
-    about = {"title": "regard lab", "version": __version__}
-    return {"openapi": "3.1.0", "info": about, "paths": paths, "components": {"schemas": components}}
-
-
-def _operation(one: Endpoint, schema: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
-    said = {"200": "the answer", "400": "what is wrong with what was asked, in a line", "404": "nothing is open there"}
-    said |= {"422": "a field that does not fit its schema", "429": "too much at once"}
-    told: dict[str, Any] = {
-        "summary": one.about,
-        "responses": {code: {"description": text} for code, text in said.items()},
+    for endpoint, schema in zip(endpoints, schemas, strict=True):
+        operations = paths.setdefault(endpoint.path, {})
+        operations[endpoint.method.lower()] = _operation(endpoint, schema, components)
+    info = {"title": "regard lab", "version": __version__}
+    return {
+        "openapi": "3.1.0",
+        "info": info,
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": TOKEN},
     }
-    if one.method == "POST":
-        told["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-        return told
-    fields = components[schema["$ref"].rsplit("/")[-1]] if "$ref" in schema else schema
-    needed = fields.get("required", [])
-    told["parameters"] = [
-        {"name": name, "in": "query", "required": name in needed, "schema": kind}
-        for name, kind in fields.get("properties", {}).items()
-    ]
-    return told
+
+
+def _operation(endpoint: Endpoint, schema: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    responses = {status: {"description": text} for status, text in RESPONSES.items()}
+    operation: dict[str, Any] = {"summary": endpoint.summary, "responses": responses}
+    if endpoint.method == "POST":
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        return operation
+
+    # Query parameters are listed one by one, so a reference to a schema is resolved here.
+    if "$ref" in schema:
+        schema = components[schema["$ref"].rsplit("/")[-1]]
+    required = schema.get("required", [])
+    parameters = []
+    for name, field in schema.get("properties", {}).items():
+        parameters.append({"name": name, "in": "query", "required": name in required, "schema": field})
+    operation["parameters"] = parameters
+    return operation

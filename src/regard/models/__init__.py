@@ -1,15 +1,15 @@
-"""Transformers from Hugging Face folders: BERT, GPT-2, Llama, T5, ViT and their kin, built of ``regard.nn``."""
+"""Transformers from Hugging Face folders (BERT, GPT-2, Llama, T5, ViT and others), built of ``regard.nn``."""
 
-from regard.models.bundled import bundled
-from regard.models.create import create
-from regard.models.describe import describe
-from regard.models.image_model import ImageModel
-from regard.models.load import known, load
-from regard.models.model import Model
-from regard.models.sampling import Sampling
-from regard.models.text_decoder import TextDecoder
-from regard.models.text_encoder import TextEncoder
-from regard.models.text_to_text import TextReader, TextToText
+from regard.models._create import create
+from regard.models._describe import describe
+from regard.models._families import model_types
+from regard.models._image_model import ImageModel
+from regard.models._load import bundled, load
+from regard.models._model import Model
+from regard.models._sampling import Sampling
+from regard.models._text_decoder import TextDecoder
+from regard.models._text_encoder import TextEncoder
+from regard.models._text_to_text import TextToText, TextToTextEncoder
 
 __all__ = [
     "ImageModel",
@@ -17,11 +17,11 @@ __all__ = [
     "Sampling",
     "TextDecoder",
     "TextEncoder",
-    "TextReader",
     "TextToText",
+    "TextToTextEncoder",
     "bundled",
     "create",
     "describe",
-    "known",
     "load",
+    "model_types",
 ]

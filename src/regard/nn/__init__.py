@@ -1,15 +1,15 @@
-"""Layers and transformers on top of the operator: multi-head attention, norms, blocks, stacks."""
+"""Layers and transformers built on ``regard.attention``: multi-head attention, norms, blocks, encoders, decoders."""
 
-from regard.nn.block import Block, make_block
-from regard.nn.cache import BlockCache, DecoderCache, KeyValueCache
-from regard.nn.decoder import Decoder
-from regard.nn.encoder import Encoder
-from regard.nn.encoder_decoder import EncoderDecoder
-from regard.nn.feedforward import FeedForward
-from regard.nn.multihead import MultiHeadAttention
-from regard.nn.norm import LayerNorm, RMSNorm
-from regard.nn.stack import Stack, Tokens
-from regard.nn.vit import VisionTransformer
+from regard.nn._block import Block, make_block
+from regard.nn._cache import BlockCache, DecoderCache, KeyValueCache
+from regard.nn._decoder import Decoder
+from regard.nn._encoder import Encoder
+from regard.nn._encoder_decoder import EncoderDecoder
+from regard.nn._feed_forward import FeedForward
+from regard.nn._multi_head_attention import MultiHeadAttention
+from regard.nn._norm import LayerNorm, RMSNorm
+from regard.nn._stack import Stack, TokenEmbedding
+from regard.nn._vision_transformer import VisionTransformer
 
 __all__ = [
     "Block",
@@ -24,7 +24,7 @@ __all__ = [
     "MultiHeadAttention",
     "RMSNorm",
     "Stack",
-    "Tokens",
+    "TokenEmbedding",
     "VisionTransformer",
     "make_block",
 ]

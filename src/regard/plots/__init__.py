@@ -1,31 +1,53 @@
-"""Figures of maps, profiles, lines and series, from plain arrays, for paper: PNG, SVG or PDF through ``save``.
+"""Figures of maps, profiles, lines and curves from plain arrays; ``save`` writes PNG, SVG or PDF.
 
-Each function returns a ``matplotlib.figure.Figure`` of its own: nothing global is touched, no display is needed.
-matplotlib is an extra (``pip install 'regard[plot]'``). Maps are white where a weight is 0 and go by its square root,
-so that faint structure shows. Words may hold anything: nothing in them is read as a formula; line ends and tabs show
-as ↵ and ⇥, characters that no font here can draw as ▯.
+Every figure function takes ``style=FigureStyle(width="column", font_size=8, …)``: width, font, palette and title.
+
+Each function returns a ``matplotlib.figure.Figure`` of its own: no global state changes, no display is needed.
+matplotlib is an extra (``pip install 'regard[plot]'``). Maps are white where a weight is 0 and show its square root, so
+that small weights are visible. Labels may contain any text: it is never parsed as a formula. Line ends and tabs are
+drawn as ↵ and ⇥, characters that no font has as ▯.
 """
 
-from regard.plots.curves import FAINT, MOST_LINES, lines, profile, series
-from regard.plots.drawing import EDGE, SERIES, font, frame, inches, name_axes, part, save, thin_ticks
-from regard.plots.maps import MOST_LABELS, grid, heat
+from regard.plots._curves import FAINTEST_LINE, MOST_LINES, lines, profile, series
+from regard.plots._figure_style import (
+    EDGE_COLOUR,
+    LINE_COLOURS,
+    font_options,
+    import_matplotlib,
+    label_axes,
+    label_step,
+    line_colours,
+    line_height,
+    new_figure,
+    save,
+    text_width,
+    thin_ticks,
+)
+from regard.plots._maps import MOST_LABELS, grid, heatmap
+from regard.plots._style import FigureStyle, current_style, styled
 
 __all__ = [
-    "EDGE",
-    "FAINT",
+    "EDGE_COLOUR",
+    "FAINTEST_LINE",
+    "LINE_COLOURS",
     "MOST_LABELS",
     "MOST_LINES",
-    "SERIES",
-    "font",
-    "frame",
+    "FigureStyle",
+    "current_style",
+    "font_options",
     "grid",
-    "heat",
-    "inches",
+    "heatmap",
+    "import_matplotlib",
+    "label_axes",
+    "label_step",
+    "line_colours",
+    "line_height",
     "lines",
-    "name_axes",
-    "part",
+    "new_figure",
     "profile",
     "save",
     "series",
+    "styled",
+    "text_width",
     "thin_ticks",
 ]

@@ -1,14 +1,14 @@
-"""Train small transformers and watch their heads evolve, on one process or on many.
+"""Train small transformers and record how their heads evolve, in one process or in several.
 
-``train`` runs a task into a folder and goes on after whatever stopped it; ``Recorder`` watches the heads of any model
-in any loop; ``evolution`` opens what it recorded; ``distributed`` attends over sequences that outgrow one process.
+``train`` runs a task in a folder and resumes an interrupted run. ``load_trained_model`` loads a checkpoint of a run.
+``Recorder`` records the heads of any model in any training loop, and ``evolution`` reads what it recorded.
 """
 
-from regard.training.evolution import Evolution, evolution
-from regard.training.loop import Listener
-from regard.training.recipe import Recipe
-from regard.training.recorder import Recorder
-from regard.training.task import Task
-from regard.training.train import Result, train, trained
+from regard.training._evolution import Evolution, evolution
+from regard.training._loop import Listener
+from regard.training._recipe import Recipe
+from regard.training._recorder import Recorder
+from regard.training._task import Task
+from regard.training._train import Result, load_trained_model, train
 
-__all__ = ["Evolution", "Listener", "Recipe", "Recorder", "Result", "Task", "evolution", "train", "trained"]
+__all__ = ["Evolution", "Listener", "Recipe", "Recorder", "Result", "Task", "evolution", "load_trained_model", "train"]

@@ -1,4 +1,4 @@
-"""The recorder in ``transformers``' own training: ``Trainer(…, callbacks=[RecorderCallback("run/evolution")])``."""
+"""The recorder as a callback of the ``transformers`` Trainer: ``callbacks=[RecorderCallback("run/evolution")]``."""
 
 from __future__ import annotations
 
@@ -7,27 +7,32 @@ import os
 from functools import lru_cache
 from typing import Any
 
-from regard.training.recorder import Recorder
+from regard.training._recorder import Recorder
 
 __all__ = ["RecorderCallback"]
 
 
 def RecorderCallback(folder: str | os.PathLike[str], tokenizer: Any = None, **options: Any) -> Any:
-    """A ``TrainerCallback`` that records how heads evolve into ``folder``; ``options`` are those of ``Recorder``.
+    """Return a ``TrainerCallback`` that records how the heads of the trained model evolve.
 
-    The tokenizer is the trainer's ``processing_class`` unless given (or ``images=`` or ``probes=``). Training that goes
-    on from a checkpoint goes on with its records. All processes take part, and the first one writes.
+    - ``folder``: where the records are written. A training that resumes from a checkpoint continues the records of this
+      folder, without those after the checkpoint.
+    - ``tokenizer``: by default the trainer's ``processing_class``; not used with ``images=`` or ``probes=``.
+    - ``options``: further arguments of ``Recorder``, for example ``share``, the share of time for recording.
+
+    With several processes all of them measure, and the first one (rank 0) writes the records. ``callback.recorder`` is
+    the recorder; its ``left_out`` lists the records that were left out to keep to the share.
 
     >>> callback = RecorderCallback("runs/gpt2/evolution", share=0.02)
     >>> callback.folder, callback.options  # transformers.Trainer(…, callbacks=[callback])
     ('runs/gpt2/evolution', {'share': 0.02})
     """
-    return _made()(folder, tokenizer, options)
+    return _callback_class()(folder, tokenizer, options)
 
 
 @lru_cache
-def _made() -> type:
-    """The class, made when it is first asked for: ``transformers`` is slow to import, and may not be there."""
+def _callback_class() -> type:
+    """Create the class on first use: ``transformers`` is slow to import and may not be installed."""
     try:
         base: Any = importlib.import_module("transformers").TrainerCallback
     except ImportError:
@@ -35,24 +40,27 @@ def _made() -> type:
 
     class HeadRecorder(base):
         def __init__(self, folder: str | os.PathLike[str], tokenizer: Any, options: dict[str, Any]) -> None:
-            self.folder, self.tokenizer, self.options = folder, tokenizer, options
+            self.folder = folder
+            self.tokenizer = tokenizer
+            self.options = options
             self.recorder: Recorder | None = None
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        def on_train_begin(self, args: Any, state: Any, control: Any, **trainer: Any) -> None:
             tokenizer = self.tokenizer
             if tokenizer is None and not {"images", "probes"} & set(self.options):
-                tokenizer = given.get("processing_class")
-            options: dict[str, Any] = {"total": state.max_steps or None} | self.options
-            self.recorder = Recorder(given["model"], self.folder, tokenizer, **options)
+                tokenizer = trainer.get("processing_class")
+            total = state.max_steps if state.max_steps > 0 else None
+            options: dict[str, Any] = {"total": total} | self.options
+            self.recorder = Recorder(trainer["model"], self.folder, tokenizer, **options)
             if state.global_step:
-                self.recorder.back_to(state.global_step)
+                self.recorder.resume_from(state.global_step)
             self.recorder.step(state.global_step)
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **trainer: Any) -> None:
             assert self.recorder is not None
             self.recorder.step(state.global_step)
 
-        def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        def on_train_end(self, args: Any, state: Any, control: Any, **trainer: Any) -> None:
             assert self.recorder is not None
             self.recorder.finish(state.global_step)
 

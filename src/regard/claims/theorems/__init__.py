@@ -1,1 +1,1 @@
-"""One claim a file, named by its id."""
+"""One claim per file. The file has the name of the claim's id, with underscores."""

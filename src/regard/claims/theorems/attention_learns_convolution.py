@@ -1,77 +1,89 @@
-"""Trained on pictures, heads that begin diffuse become local; trained on scrambled pictures they do not."""
+"""Checks that heads which start diffuse become local when trained on images, but not on scrambled images."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.claims.claim import HOLDS, Claim, Evidence
-from regard.claims.theorems.heads_evolve import WATCHED
+from regard._observables import Observe
+from regard.claims._claim import HOLDS, Claim, Evidence
+from regard.claims.theorems.heads_evolve import train_models
 from regard.convolution import HeadConvolution, to_convolution
 from regard.nn import MultiHeadAttention
-from regard.observables import Observe
 from regard.positions import Grid
-from regard.training import evolution, train
-from regard.training.offsets import offsets
-from regard.training.tasks.pictures import digits
+from regard.training import Evolution, evolution, train
+from regard.training._pixel_offsets import head_offsets
+from regard.training.tasks.image_data import load_digits
 
-SIDE, SEEDS = 8, 3
-Fill = Callable[[MultiHeadAttention, Tensor, torch.Generator], Tensor]
+SIDE = 8
+Loss = Callable[[MultiHeadAttention, Tensor, torch.Generator], Tensor]
 
 
 def pixels() -> Tensor:
-    """The digits to train on, ``[N, 64, 1]``, less the mean picture."""
-    data = digits()
+    """The digits of the training set minus the mean image, ``[N, 64, 1]``."""
+    data = load_digits()
     x = data.pixels[~data.held_out].float().flatten(1).unsqueeze(-1) / 255
     return (x - x.mean(0)) * 2
 
 
-def hidden_loss(layer: MultiHeadAttention, x: Tensor, draw: torch.Generator) -> Tensor:
-    """Half of the pixels are hidden; the squared error of what the layer makes of the others, at the hidden ones."""
-    hidden = torch.rand(x.shape, generator=draw) < 0.5
+def hidden_pixel_loss(layer: MultiHeadAttention, x: Tensor, generator: torch.Generator) -> Tensor:
+    """Hide half of the pixels and return the squared error of the layer's prediction at the hidden pixels."""
+    hidden = torch.rand(x.shape, generator=generator) < 0.5
     error: Tensor = (layer(x * ~hidden) - x)[hidden]
     return error.square().mean()
 
 
-def seen(layer: MultiHeadAttention, x: Tensor) -> list[HeadConvolution]:
-    """The 3 × 3 convolution nearest to each head."""
+def head_convolutions(layer: MultiHeadAttention, x: Tensor) -> list[HeadConvolution]:
+    """The 3 × 3 convolution that is nearest to each head."""
     with torch.no_grad():
-        _, observed = layer(x[:1], observe=Observe(grid=(SIDE, SIDE), keep=True))
-    return to_convolution(observed, radius=1)
+        _, observation = layer(x[:1], observe=Observe(grid=(SIDE, SIDE), keep=True))
+    return to_convolution(observation, radius=1)
 
 
-def near(found: list[HeadConvolution]) -> float:
-    """The share of their weight that heads give to the 3 × 3 pixels around the query, inside the picture."""
-    return sum(float(one.kernel.sum()) for one in found) / len(found)
+def local_weight(heads: list[HeadConvolution]) -> float:
+    """The mean weight that heads give to the 3 × 3 pixels around the query, inside the image."""
+    return sum(float(head.kernel.sum()) for head in heads) / len(heads)
 
 
-def excess(found: list[HeadConvolution]) -> float:
-    """How much of the best head's weights its convolution explains, beyond what it explains of a uniform map."""
-    return max(one.fit - one.uniform for one in found)
+def best_fit(heads: list[HeadConvolution]) -> float:
+    """The share of weights that a convolution explains in the best head, minus that share in a uniform head."""
+    return max(head.fit - head.uniform_fit for head in heads)
 
 
-def learnt(
-    x: Tensor, seed: int, steps: int, heads: int, rate: float, loss: Fill
+def train_layer(
+    x: Tensor, seed: int, steps: int, heads: int, rate: float, loss: Loss
 ) -> tuple[list[list[HeadConvolution]], list[int]]:
-    """One layer whose heads go by learned tables of rows and columns, near 0 at first: its heads at several steps."""
+    """Train one layer and return its heads at several steps.
+
+    Scores come only from learned tables of rows and columns. The tables start near 0, so every head starts diffuse.
+    """
     torch.manual_seed(seed)
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     layer = MultiHeadAttention(1, heads, d_key=1, d_value=1, d_out=1, scale=0.0, position=Grid(SIDE, SIDE, heads))
-    learned = [p for name, p in layer.named_parameters() if not name.startswith(("q_proj", "k_proj"))]
-    optimizer = torch.optim.AdamW(learned, lr=rate, weight_decay=0.0)
-    at, history = sorted({0, steps // 8, steps // 4, steps // 2, steps}), []
+    # A head whose output weight is negative predicts a pixel from pixels unlike it, which are far away.
+    # Signs alternate, so that both kinds of heads exist with every seed.
+    with torch.no_grad():
+        sign = (layer.v_proj.weight.flatten() * layer.out_proj.weight.flatten()).sign()
+        wanted = torch.ones(heads)
+        wanted[1::2] = -1
+        layer.out_proj.weight.mul_(sign * wanted)
+    # The scale is 0, so queries and keys have no effect and get no gradient.
+    trainable = [p for name, p in layer.named_parameters() if not name.startswith(("q_proj", "k_proj"))]
+    optimizer = torch.optim.AdamW(trainable, lr=rate, weight_decay=0.0)
+    recorded_steps = sorted({0, steps // 8, steps // 4, steps // 2, steps})  # denser at the start, where most happens
+    history = []
     for step in range(steps + 1):
-        if step in at:
-            history.append(seen(layer, x))
-        error = loss(layer, x[torch.randint(len(x), (32,), generator=draw)], draw)
+        if step in recorded_steps:
+            history.append(head_convolutions(layer, x))
+        batch = x[torch.randint(len(x), (32,), generator=generator)]
+        error = loss(layer, batch, generator)
         optimizer.zero_grad()
         error.backward()
         optimizer.step()
-    return history, at
+    return history, recorded_steps
 
 
 def check(
@@ -82,73 +94,91 @@ def check(
     seed: int = 0,
     full: bool = False,
     pictures: Callable[[], Tensor] = pixels,
-    loss: Fill = hidden_loss,
+    loss: Loss = hidden_pixel_loss,
     learn: Callable[..., Any] = train,
 ) -> Evidence:
-    """A layer of diffuse heads learns to fill in hidden pixels of digits, as they are and with their pixels scrambled:
-    where its heads look, before and after. ``full``: models that classify digits beside it, of three seeds.
+    """Train a layer to fill in hidden pixels of digits, and of scrambled digits; compare where its heads attend.
+
+    ``full``: also train models of three seeds that classify digits.
     """
-    found = Evidence()
+    evidence = Evidence()
     x = pictures()
     scrambled = x[:, torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(seed))]
-    after, at = learnt(x, seed, steps, heads, rate, loss)
-    other, _ = learnt(scrambled, seed, steps, heads, rate, loss)
-    grown = [near(one) for one in after]
-    found.written(
-        "heads become local: they give the 3 × 3 pixels around the query twice the weight they began with, or more",
-        grown[-1] > 2 * grown[0],
-        f"the 3 × 3 pixels around a query get {grown[0]:.2f} of its weight at step 0, {grown[-1]:.2f} at step {steps}",
+    history, recorded_steps = train_layer(x, seed, steps, heads, rate, loss)
+    scrambled_history, _ = train_layer(scrambled, seed, steps, heads, rate, loss)
+    local = list(map(local_weight, history))
+    final_fit = best_fit(history[-1])
+    evidence.add_statement(
+        "Heads become local: the 3 × 3 pixels around the query get at least twice the weight that they had at step 0.",
+        local[-1] > 2 * local[0],
+        f"the 3 × 3 pixels around a query get {local[0]:.2f} of its weight at step 0 and {local[-1]:.2f} at step "
+        f"{steps}",
     )
-    found.written(
-        "one of them at least is a 3 × 3 convolution, by 0.3 beyond a uniform map",
-        excess(after[-1]) > 0.3,
-        f"its convolution explains {excess(after[-1]):.2f} of the best head, less what it explains of a uniform map",
+    evidence.add_statement(
+        "At least one head is a 3 × 3 convolution, by 0.3 more than a uniform head.",
+        final_fit > 0.3,
+        f"its convolution explains {final_fit:.2f} more of the best head than of a uniform head",
     )
-    found.control("the same heads at step 0: one is a convolution", excess(after[0]) > 0.3, f"{excess(after[0]):.2f}")
-    wrong = [near(one) for one in other]
-    found.control("trained on scrambled pictures: heads become local", wrong[-1] > 2 * wrong[0], f"{wrong[-1]:.2f}")
-    found.control("on scrambled pictures: one is a convolution", excess(other[-1]) > 0.3, f"{excess(other[-1]):.2f}")
-    lines = {"digits": (at, grown), "scrambled digits": (at, wrong)}
-    found.draw("weight on the 3 × 3 pixels around the query, mean of heads", lines, x="step", y="weight")
-    found.numbers |= {"near, at first": grown[0], "near, at the end": grown[-1], "near, scrambled": wrong[-1]}
-    found.numbers |= {f"centre of head {one.head}": list(one.centre) for one in after[-1]}
-    found.numbers |= {"widths at the end": [one.width for one in after[-1]], "excess": excess(after[-1])}
-    for one in range(seed, seed + SEEDS) if full else ():
-        _classified(found, one, learn)
-    return found
+
+    # Controls: their statements must be false.
+    # At step 0 nothing is learned yet, and scrambled images have no neighbours to learn from.
+    first_fit = best_fit(history[0])
+    evidence.add_control("One of the same heads is a convolution at step 0.", first_fit > 0.3, f"{first_fit:.2f}")
+    mixed = list(map(local_weight, scrambled_history))
+    mixed_fit = best_fit(scrambled_history[-1])
+    evidence.add_control(
+        "Trained on scrambled images, heads become as local.", mixed[-1] >= local[-1], f"weight {mixed[-1]:.2f}"
+    )
+    evidence.add_control(
+        "Trained on scrambled images, a head is a convolution to the same degree.",
+        mixed_fit >= final_fit,
+        f"its convolution explains {mixed_fit:.2f} more than of a uniform head",
+    )
+    curves = {"digits": local, "scrambled digits": mixed}
+    title = "weight on the 3 × 3 pixels around the query, mean of heads"
+    evidence.add_curves(title, recorded_steps, curves, x="step", y="weight")
+    evidence.numbers |= {"local weight at step 0": local[0], "local weight at the end": local[-1]}
+    evidence.numbers |= {"local weight at the end, scrambled": mixed[-1]}
+    for head in history[-1]:
+        evidence.numbers[f"centre of head {head.head}"] = list(head.centre)
+    evidence.numbers |= {"widths at the end": [head.width for head in history[-1]], "fit beyond uniform": final_fit}
+    if full:
+        # A model of three layers that classifies digits, with quadratic heads that start broad.
+        sizes = {"model.layers": 3, "model.d": 36, "model.heads": 6, "model.hidden": 72, "model.value": 6}
+        for model_seed, run in train_models(learn, "pixels", seed, {"steps": 600, "model.alpha": 0.05, **sizes}):
+            _check_classifier(evidence, model_seed, evolution(run))
+    return evidence
 
 
-def _classified(found: Evidence, seed: int, learn: Callable[..., Any]) -> None:
-    """A model of three layers that classifies digits, with quadratic heads that begin broad."""
-    sizes = {"model.layers": 3, "model.d": 36, "model.heads": 6, "model.hidden": 72, "model.value": 6}
-    with TemporaryDirectory() as folder:
-        learn("pixels", f"{folder}/run", {"seed": seed, "steps": 600, "model.alpha": 0.05, **sizes, **WATCHED})
-        record = evolution(f"{folder}/run")
-    looked = offsets(record)
-    profile = torch.stack([one.tensors["profile"] for one in record.records]).double()
-    middle = profile.shape[-1] // 2
-    inner = profile[..., middle - 1 : middle + 2, middle - 1 : middle + 2].sum((-2, -1))[:, looked.layers[0]]
-    found.written(
-        f"classifying digits, seed {seed}: heads of the first layer become more local",
-        float(inner[-1].mean()) > float(inner[0].mean()) + 0.1,
-        f"seed {seed}: {float(inner[0].mean()):.2f} of the weight near at first, {float(inner[-1].mean()):.2f} at last",
+def _check_classifier(evidence: Evidence, seed: int, record: Evolution) -> None:
+    """Check that heads in the first layer of a model that classifies digits become more local in training."""
+    offsets = head_offsets(record)
+    profile = torch.stack([entry.tensors["profile"] for entry in record.records]).double()
+    middle = profile.shape[-1] // 2  # offset 0 is in the middle of the profile
+    near = profile[..., middle - 1 : middle + 2, middle - 1 : middle + 2].sum((-2, -1))[:, offsets.layers[0]]
+    local = near.mean(-1).tolist()
+    evidence.add_statement(
+        f"Classifying digits, seed {seed}: heads of the first layer become more local.",
+        local[-1] > local[0] + 0.1,
+        f"seed {seed}: {local[0]:.2f} of the weight is near the query at step 0, {local[-1]:.2f} at the end",
     )
-    lines = {
-        f"layer {layer}": (record.steps, looked.width[:, rows].mean(-1).tolist())
-        for layer, rows in enumerate(looked.layers)
-    }
-    found.draw(f"classifying digits, seed {seed}: mean width of a layer's heads", lines, x="step", y="width, pixels")
-    found.numbers[f"seed {seed}, first layer, near"] = [float(v) for v in inner.mean(-1)]
+    lines = {}
+    for layer, heads in enumerate(offsets.layers):
+        lines[f"layer {layer}"] = (record.steps, offsets.width[:, heads].mean(-1).tolist())
+    evidence.add_series(f"classifying digits, seed {seed}: mean width of heads", lines, x="step", y="width, pixels")
+    evidence.numbers[f"seed {seed}, local weight in the first layer"] = local
 
 
 CLAIM = Claim(
     id="attention-learns-convolution",
-    sources=("000",),
-    statement="Trained on pictures, some heads of the first layers become local: they learn fixed patterns around the "
-    "query, as convolutions have.",
+    title="Trained on images, some heads of the first layers become local",
+    citations=(("assignment-6", "4.2"),),
+    papers=("cordonnier-2020",),
+    statement="Trained on images, some heads of the first layers become local: they learn fixed patterns around the "
+    "query, like the kernels of a convolution.",
     formula=r"\sum_{\lVert \delta \rVert_\infty \le 1} \bar{A}_{q, q+\delta}: \quad \frac{9}{N} \to 1",
-    refuted="Heads that begin diffuse and, trained on pictures, are no more local than at the start.",
-    control="The same heads at step 0, and heads trained on pictures whose pixels are scrambled, the same way in each.",
+    refuted_by="Heads that start diffuse and, after training on images, are no more local than at the start.",
+    control="The same heads at step 0, and heads trained on images whose pixels are all scrambled in the same way.",
     verdict=HOLDS,
     check=check,
 )

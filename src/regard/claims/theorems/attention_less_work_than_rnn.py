@@ -1,18 +1,17 @@
-"""Less work a layer than recurrence: up to a length; a path of length 1: always."""
+"""Checks that attention never takes less work than an RNN, and less than an LSTM only if n < 2d; its path is short."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from regard.claims.claim import HOLDS_IF, Claim, Evidence
-from regard.claims.statistics import slope
-from regard.claims.theorems.attention_vs_rnn import before, recurrent_net, result
-from regard.claims.theorems.cost_multi_head import flops
+from regard.claims._check_helpers import count_flops, projection_flops
+from regard.claims._claim import HOLDS_CONDITIONALLY, Claim, Evidence
+from regard.claims._statistics import power_law_exponent, slope_interval
+from regard.claims.theorems.attention_vs_rnn import layer_output, previous_nodes, recurrent_net
 from regard.nn import MultiHeadAttention
 
 
@@ -21,43 +20,53 @@ def gated_net(d: int) -> nn.Module:
     return nn.LSTM(d, d, batch_first=True)
 
 
-def at_once(layer: nn.Module, tokens: list[Tensor]) -> Tensor:
-    """The last output of a layer that takes all tokens together."""
-    return result(layer(torch.stack(tokens, 1)))[:, -1]
+def last_output_in_parallel(layer: nn.Module, tokens: list[Tensor]) -> Tensor:
+    """The last output of a layer that receives all tokens at once."""
+    return layer_output(layer(torch.stack(tokens, 1)))[:, -1]
 
 
-def in_turn(net: nn.Module, tokens: list[Tensor]) -> Tensor:
-    """The last output of a network that takes one token after the other, with the state that it gave."""
-    found = net(tokens[0].unsqueeze(1))
+def last_output_in_sequence(net: nn.Module, tokens: list[Tensor]) -> Tensor:
+    """The last output of a network that receives one token after the other, together with its previous state."""
+    output = net(tokens[0].unsqueeze(1))
     for token in tokens[1:]:
-        found = net(token.unsqueeze(1), found[1]) if isinstance(found, tuple) else net(token.unsqueeze(1))
-    return result(found)[:, -1]
+        if isinstance(output, tuple):
+            output = net(token.unsqueeze(1), output[1])
+        else:
+            output = net(token.unsqueeze(1))
+    return layer_output(output)[:, -1]
 
 
-def path(call: Callable[[list[Tensor]], Tensor], n: int, d: int) -> int:
-    """The shortest chain of operations from the first of n tokens to the last output; 0: there is none."""
-    tokens = [torch.randn(1, d, requires_grad=True) for _ in range(n)]
-    level, met, steps = {call(tokens).grad_fn}, set(), 0
+def shortest_path(call: Callable[[list[Tensor]], Tensor], n: int, d: int) -> int:
+    """The shortest chain of operations from the first of n tokens to the last output; 0 if there is none."""
+    tokens = list(torch.randn(n, 1, d).unbind())
+    for token in tokens:
+        token.requires_grad_()
+
+    # A breadth-first search from the output through the graph of derivatives.
+    level = {call(tokens).grad_fn}
+    visited = set()
+    steps = 0
     while level:
         if any(getattr(node, "variable", None) is tokens[0] for node in level):
             return steps
-        met |= level
-        level = {each for node in level for each in before(node)} - met
+        visited |= level  # each operation is expanded once
+        level = set().union(*map(previous_nodes, level)) - visited
         steps += 1
     return 0
 
 
-def work(layer: nn.Module, n: int, d: int) -> dict[str, int]:
-    """Counted FLOPs of a layer, and of its scores and weighted sums alone."""
-    found = flops(lambda: layer(torch.zeros(1, n, d)))
-    maps = sum(found.get(f"{name}_proj", 0) for name in ("q", "k", "v", "out"))
-    return {"all": found["all"], "bare": found["all"] - maps}
+def layer_flops(layer: nn.Module, n: int, d: int) -> tuple[int, int]:
+    """Counted FLOPs of a layer, and the part outside of its projections: in attention, scores and weighted sums."""
+    flops = count_flops(lambda: layer(torch.zeros(1, n, d)))
+    return flops["all"], flops["all"] - projection_flops(flops)
 
 
-def first(lengths: list[int], one: list[int], other: list[int]) -> int:
-    """The least length from which on the first costs at least as much as the second; 0: nowhere."""
-    more = [n for n, a, b in zip(lengths, one, other, strict=True) if a >= b]
-    return more[0] if more else 0
+def first_length(lengths: list[int], costs: list[int], other_costs: list[int]) -> int:
+    """The smallest length at which the first cost is at least the second; 0 if there is none."""
+    for n, cost, other_cost in zip(lengths, costs, other_costs, strict=True):
+        if cost >= other_cost:
+            return n
+    return 0
 
 
 def check(
@@ -69,87 +78,92 @@ def check(
     recurrent: Callable[[int], nn.Module] = recurrent_net,
     gated: Callable[[int], nn.Module] = gated_net,
 ) -> Evidence:
-    """FLOPs of attention beside an RNN and an LSTM of the same width at lengths up to 3d; paths between ends."""
-    found = Evidence()
+    """Count FLOPs of attention, an RNN and an LSTM of one width at lengths up to 3d; measure paths between the ends."""
+    evidence = Evidence()
     torch.manual_seed(seed)
+    # The lengths include those just below, and at, the predicted crossovers d and 2d.
     lengths = sorted({max(d // 4, 1), max(d // 2, 1), d - 1, d, 2 * d - 1, 2 * d, 3 * d})
-    one, rnn, lstm = layer(d, heads), recurrent(d), gated(d)
-    mine = [work(one, n, d) for n in lengths]
-    whole, bare = [x["all"] for x in mine], [x["bare"] for x in mine]
-    plain, gates = ([work(net, n, d)["all"] for n in lengths] for net in (rnn, lstm))
-    _work(found, d, lengths, {"whole": whole, "bare": bare, "rnn": plain, "lstm": gates})
-    ends = [4, 8, 12, 16]
-    hops = {
-        "attention": [path(partial(at_once, one), n, d) for n in ends],
-        "recurrence": [path(partial(in_turn, rnn), n, d) for n in ends],
+    attention = layer(d, heads)
+    rnn = recurrent(d)
+    lstm = gated(d)
+    flops: dict[str, list[int]] = {"attention": [], "scores and sums alone": [], "RNN": [], "LSTM": []}
+    for n in lengths:
+        total, scores = layer_flops(attention, n, d)
+        flops["attention"].append(total)
+        flops["scores and sums alone"].append(scores)
+        flops["RNN"].append(layer_flops(rnn, n, d)[0])
+        flops["LSTM"].append(layer_flops(lstm, n, d)[0])
+    whole = flops["attention"]
+    ratio = min(a / b for a, b in zip(whole, flops["RNN"], strict=True))
+    lstm_length = first_length(lengths, whole, flops["LSTM"])
+    always_fewer = first_length(lengths, whole, flops["RNN"]) == 0 and lstm_length == 0
+    evidence.add_statement(
+        "An attention layer takes fewer operations than a recurrent layer of the same width.",
+        always_fewer,
+        f"with its projections, attention takes at least {ratio:.2f} times the FLOPs of an RNN at every n that was "
+        f"tried, and at least those of an LSTM from n = {lstm_length} on (d = {d})",
+    )
+    evidence.add_condition(
+        "Compared with an LSTM, attention takes fewer operations up to n = 2d, and more beyond.",
+        lstm_length == 2 * d,
+        f"fewer FLOPs than an LSTM if n < {lstm_length} = 2d",
+    )
+    scores_length = first_length(lengths, flops["scores and sums alone"], flops["RNN"])
+    evidence.add_condition(
+        "Without projections, scores and weighted sums take fewer operations than an RNN up to n = d, and more beyond.",
+        scores_length == d,
+        f"scores and weighted sums alone take fewer FLOPs than an RNN if n < {scores_length} = d",
+    )
+
+    # A control: its statement must be false.
+    # The projections alone cost more than an RNN, so the opposite comparison must fail at every length.
+    rnn_length = first_length(lengths, flops["RNN"], whole)
+    evidence.add_control("At some length an RNN takes at least as many operations as attention.", rnn_length != 0)
+    evidence.numbers |= {"n* for an LSTM": lstm_length, "n* of scores for an RNN": scores_length}
+    evidence.numbers |= {"d": d, "smallest ratio to an RNN": ratio}
+
+    ends = [4, 8, 12, 16]  # lengths of the sequence whose two ends are compared
+    paths = {
+        "attention": [shortest_path(partial(last_output_in_parallel, attention), n, d) for n in ends],
+        "recurrence": [shortest_path(partial(last_output_in_sequence, rnn), n, d) for n in ends],
     }
-    _paths(found, ends, hops)
-    lines = {"attention": (lengths, whole), "scores and sums alone": (lengths, bare)}
-    lines |= {"RNN": (lengths, plain), "LSTM": (lengths, gates)}
-    found.draw(f"counted FLOPs of a layer, d = {d}", lines, x="n", y="FLOPs", log="xy")
-    found.draw(
-        "operations between first token and last output", {k: (ends, v) for k, v in hops.items()}, x="n", y="path"
+    growth = slope_interval(list(map(float, ends)), list(map(float, paths["recurrence"]))).value
+    is_constant = len(set(paths["attention"])) == 1 and paths["attention"][0] > 0
+    evidence.add_condition(
+        "In attention, the path from any token to any output has the same length for every n.",
+        is_constant,
+        f"{paths['attention'][0]} operations at n = {ends[0]}, {paths['attention'][-1]} at n = {ends[-1]}",
     )
-    return found
-
-
-def _work(found: Evidence, d: int, lengths: list[int], seen: dict[str, list[int]]) -> None:
-    ratio = min(a / b for a, b in zip(seen["whole"], seen["rnn"], strict=True))
-    found.written(
-        "a layer of attention takes fewer operations than a recurrent layer of the same width",
-        all(a < b for name in ("rnn", "lstm") for a, b in zip(seen["whole"], seen[name], strict=True)),
-        f"with its projections it takes {ratio:.2f} times an RNN's FLOPs or more at every n tried, an LSTM's from n = "
-        f"{first(lengths, seen['whole'], seen['lstm'])} on (d = {d})",
+    evidence.add_condition(
+        "In recurrence, every token in between adds a step.",
+        growth > 0.9,
+        f"{paths['recurrence'][0]} operations at n = {ends[0]}, {paths['recurrence'][-1]} at n = {ends[-1]}: "
+        f"{growth:.2f} more per token",
     )
-    gated = first(lengths, seen["whole"], seen["lstm"])
-    found.condition(
-        "beside an LSTM it takes fewer up to n = 2d, and more beyond",
-        gated == 2 * d,
-        f"fewer than an LSTM's where n < {gated} = 2d",
-    )
-    bare = first(lengths, seen["bare"], seen["rnn"])
-    found.condition(
-        "scores and sums alone, without projections, take fewer than an RNN up to n = d, and more beyond",
-        bare == d,
-        f"scores and sums alone are fewer than an RNN's where n < {bare} = d",
-    )
-    never = first(lengths, seen["rnn"], seen["whole"])
-    found.control("an RNN takes at least as many as a whole layer of attention somewhere", never != 0)
-    found.numbers |= {"n* beside an LSTM": gated, "n* of scores beside an RNN": bare, "d": d, "least ratio": ratio}
-
-
-def _paths(found: Evidence, ends: list[int], hops: dict[str, list[int]]) -> None:
-    at = [math.log(n) for n in ends]
-    grows = slope([float(n) for n in ends], [float(x) for x in hops["recurrence"]]).value
-    short = len(set(hops["attention"])) == 1 and hops["attention"][0] > 0
-    found.condition(
-        "one step leads from any token to any output of attention, at every length",
-        short,
-        f"{hops['attention'][0]} operations at n = {ends[0]}, {hops['attention'][-1]} at n = {ends[-1]}",
-    )
-    found.condition(
-        "recurrence takes a step for every token between",
-        grows > 0.9,
-        f"{hops['recurrence'][0]} operations at n = {ends[0]}, {hops['recurrence'][-1]} at n = {ends[-1]}: "
-        f"{grows:.2f} more a token",
-    )
-    power = slope(at, [math.log(max(x, 1)) for x in hops["recurrence"]]).value
-    found.control("the path through recurrence does not grow", power < 0.1, f"it grows as n^{power:.2f}")
-    found.numbers |= {"operations a token, recurrence": grows}
+    power = power_law_exponent(ends, paths["recurrence"])
+    # A control: its statement must be false.
+    evidence.add_control("The path through recurrence does not grow.", power < 0.1, f"it grows as n^{power:.2f}")
+    evidence.numbers |= {"operations per token, recurrence": growth}
+    evidence.add_curves(f"counted FLOPs of a layer, d = {d}", lengths, flops, x="n", y="FLOPs", log="xy")
+    evidence.add_curves("operations between first token and last output", ends, paths, x="n", y="path")
+    return evidence
 
 
 CLAIM = Claim(
     id="attention-less-work-than-rnn",
-    sources=("001", "002"),
+    title="A self-attention layer takes less work than a recurrent one",
+    citations=(("exam-answers", "1 (c)"), ("homework-3", "1.4 (b)")),
+    papers=("vaswani-2017",),
     statement="A self-attention layer takes less work than a recurrent one, and any two positions are one step apart.",
     formula=r"n^2 d < n d^2, \qquad n < d",
-    refuted="A length at which the counted operations of attention are not fewer, or a path between two positions "
-    "that grows with their distance.",
-    control="The recurrent network: asked whether its path stays as short, and whether it ever takes as many "
-    "operations as a whole attention layer.",
-    verdict=HOLDS_IF,
-    correction="The sequence must be short. Scores and weighted sums alone are fewer operations than an RNN's "
-    "where n < d; with the four projections attention takes at least twice an RNN's at every n, and fewer than an "
-    "LSTM's where n < 2d. The path of one step holds at every length.",
+    refuted_by="A length at which attention does not take fewer operations, or a path between two positions that grows "
+    "with their distance.",
+    control="The recurrent network: its path must grow, and it must never take as many operations as attention.",
+    verdict=HOLDS_CONDITIONALLY,
+    what_holds="Scores and weighted sums take less work than an RNN if n < d. With projections, attention takes at "
+    "least twice its work.",
+    correction="The sequence is short. Scores and weighted sums alone take fewer operations than an RNN if n < d. With "
+    "the four projections, attention takes at least twice the operations of an RNN at every n, and fewer than an LSTM "
+    "if n < 2d. The path of one step holds at every length.",
     check=check,
 )

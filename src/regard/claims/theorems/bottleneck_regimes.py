@@ -1,4 +1,4 @@
-"""Short and wide: projections cost most; long and narrow: scores and weighted sums. They meet at n* = 2d."""
+"""Checks which part of attention costs most: projections up to n* = 2d, scores and weighted sums beyond."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ from sympy import Symbol
 from torch import nn
 
 from regard import budget
-from regard.budget import flops as planned
-from regard.budget.model import as_model
-from regard.claims.claim import HOLDS, Claim, Evidence
-from regard.claims.theorems.cost_multi_head import by_line, flops
+from regard.budget import _flops as planned
+from regard.budget._model import as_model
+from regard.claims._check_helpers import count_flops, projection_flops
+from regard.claims._claim import HOLDS, Claim, Evidence
+from regard.claims.theorems.cost_multi_head import flops_by_line
 from regard.nn import MultiHeadAttention
 
 
-def share(layer: nn.Module, n: int, d: int) -> float:
-    """The part of a layer's FLOPs that its four projections take."""
-    found = flops(lambda: layer(torch.zeros(1, n, d)))
-    return sum(found.get(f"{name}_proj", 0) for name in ("q", "k", "v", "out")) / found["all"]
+def projection_share(layer: nn.Module, n: int, d: int) -> float:
+    """The share of a layer's FLOPs that its four projections take."""
+    flops = count_flops(lambda: layer(torch.zeros(1, n, d)))
+    return projection_flops(flops) / flops["all"]
 
 
-def meet(layer: nn.Module, d: int) -> int:
-    """The least n at which projections take no more than half, by halving the interval; 0 where there is none."""
-    low, high = 0, 4 * d
-    if share(layer, high, d) > 0.5:
+def crossover_length(layer: nn.Module, d: int) -> int:
+    """The smallest n at which projections take at most half of the FLOPs, by bisection; 0 if there is none up to 4d."""
+    low = 0
+    high = 4 * d  # twice the predicted crossover
+    if projection_share(layer, high, d) > 0.5:
         return 0
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if share(layer, middle, d) > 0.5 else (low, middle)
+        if projection_share(layer, middle, d) > 0.5:
+            low = middle
+        else:
+            high = middle
     return high
 
 
@@ -41,57 +46,66 @@ def check(
     seed: int = 0,
     layer: Callable[..., nn.Module] = MultiHeadAttention,
 ) -> Evidence:
-    """Shares of counted FLOPs at n far below and far above d, and where the two halves meet."""
-    found = Evidence()
+    """Measure shares of counted FLOPs at n far below and far above d, and the length at which both parts are equal."""
+    evidence = Evidence()
     torch.manual_seed(seed)
     widths = [largest // 4, largest // 2, largest]
-    short = [share(layer(d, heads), max(d // ratio, 1), d) for d in widths]
-    long = [share(layer(d, heads), ratio * d, d) for d in widths]
-    meets = [meet(layer(d, heads), d) for d in widths]
-    found.written(
-        f"large d, short sequences (n = d/{ratio}): projections take most",
+    lengths = [max(largest * k // 8, 1) for k in (1, 4, 16, 64)]
+    short = []
+    long = []
+    crossovers = []
+    lines = {}
+    for d in widths:
+        attention = layer(d, heads)
+        short.append(projection_share(attention, max(d // ratio, 1), d))
+        long.append(projection_share(attention, ratio * d, d))
+        crossovers.append(crossover_length(attention, d))
+        lines[f"d = {d}"] = (lengths, [projection_share(attention, n, d) for n in lengths])
+    evidence.add_statement(
+        f"For large d and short sequences (n = d/{ratio}), projections take most of the FLOPs.",
         min(short) > 0.75,
-        f"projections take {min(short):.0%} of the FLOPs at n = d/{ratio} and {max(long):.0%} at n = {ratio}d; halves "
-        f"meet at n* = {meets[-1]} for d = {largest}",
+        f"projections take {min(short):.0%} of the FLOPs at n = d/{ratio} and {max(long):.0%} at n = {ratio}d; they "
+        f"take half at n* = {crossovers[-1]} for d = {largest}",
     )
-    found.written(
-        f"long sequences, small d (n = {ratio}d): scores and weighted sums take most",
+    evidence.add_statement(
+        f"For long sequences and small d (n = {ratio}d), scores and weighted sums take most of the FLOPs.",
         max(long) < 0.25,
         f"scores and weighted sums take {1 - max(long):.0%} at n = {ratio}d",
     )
-    found.written(
-        "between the two they meet once, at n* = 2d",
-        meets == [2 * d for d in widths],
-        f"n* = {', '.join(map(str, meets))} for d = {', '.join(map(str, widths))}",
+    evidence.add_statement(
+        "In between, both take half at n* = 2d.",
+        crossovers == [2 * d for d in widths],
+        f"n* = {', '.join(map(str, crossovers))} for d = {', '.join(map(str, widths))}",
     )
-    letter = Symbol("D", positive=True)
-    formula = planned.crossover(as_model(budget.attention(letter, 1)))
-    found.written("the planner's n* is the same", formula == 2 * letter, f"n* = {formula}")
-    few = by_line(layer(largest, heads), largest // 2, 64 * largest, largest)
-    part = few[""] / few["all"]
-    found.control(
-        "few queries (n_t = d/2) on very many keys (n_s = 64d): scores and weighted sums take most",
-        part > 0.5,
-        f"{part:.0%}: keys and values are projected too, and with n_t ≤ d queries that is always more",
+    symbol = Symbol("D", positive=True)  # the planner works with symbols
+    formula = planned.crossover(as_model(budget.attention(symbol, 1)))
+    evidence.add_statement("The planner gives the same n*.", formula == 2 * symbol, f"n* = {formula}")
+
+    # A control: its statement must be false.
+    # Few queries make scores cheap, but every key and value must still be projected.
+    flops = flops_by_line(layer(largest, heads), largest // 2, 64 * largest, largest)
+    share = flops[""] / flops["all"]
+    evidence.add_control(
+        "With few queries (n_t = d/2) on very many keys (n_s = 64d), scores and weighted sums take most of the FLOPs.",
+        share > 0.5,
+        f"they take {share:.0%}: with n_t ≤ d queries, projecting the keys and values always costs more",
     )
-    lengths = [max(largest * k // 8, 1) for k in (1, 4, 16, 64)]
-    lines = {}
-    for d in widths:
-        lines[f"d = {d}"] = (lengths, [share(layer(d, heads), n, d) for n in lengths])
-    found.draw("share of the projections in counted FLOPs", lines, x="n", y="share", log="x")
-    found.numbers |= {"n*": [float(n) for n in meets], "d": [float(d) for d in widths], "short": short, "long": long}
-    return found
+    evidence.add_series("share of the projections in counted FLOPs", lines, x="n", y="share", log="x")
+    evidence.numbers |= {"n*": list(map(float, crossovers)), "d": list(map(float, widths))}
+    evidence.numbers |= {"short": short, "long": long}
+    return evidence
 
 
 CLAIM = Claim(
     id="bottleneck-regimes",
-    sources=("003",),
-    statement="Where d is large and sequences are short, the projections of queries, keys, values and output cost "
-    "most; where sequences are long and d is small, scores and the weighted sums of values do.",
+    title="Projections cost most for short sequences, scores and weighted sums for long ones",
+    citations=(("solution-sheet", "2 (d)"),),
+    statement="If d is large and sequences are short, the projections of queries, keys, values and output cost most. "
+    "If sequences are long and d is small, scores and the weighted sums of values cost most.",
     formula=r"8 n d^2 \ge 4 n^2 d, \qquad n \le n^{*} = 2 d",
-    refuted="A short sequence at large d for which projections are the smaller part of the counted operations, or "
-    "a long one at small d for which they are the larger part.",
-    control="Cross-attention of few queries on very many keys, asked whether scores and sums cost most.",
+    refuted_by="A short sequence at large d for which projections are the smaller part of the counted operations, or "
+    "a long sequence at small d for which they are the larger part.",
+    control="Cross-attention of few queries on very many keys: scores and weighted sums must not cost most.",
     verdict=HOLDS,
     check=check,
 )

@@ -1,4 +1,4 @@
-"""Heads of a trained model look at different things; those of an untrained one do not."""
+"""Checks that the heads of a trained model attend differently, unlike the heads of an untrained model."""
 
 from __future__ import annotations
 
@@ -6,56 +6,56 @@ import json
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.claims.claim import HOLDS, Claim, Evidence
-from regard.claims.statistics import Interval, mean
-from regard.claims.theorems.heads_evolve import WATCHED
+from regard._observables import Observe
+from regard.claims._claim import HOLDS, Claim, Evidence
+from regard.claims._statistics import mean_interval
+from regard.claims.theorems.heads_evolve import train_models
+from regard.interp import watch
+from regard.interp._probes import ProbeTokenizer, natural_probe
 from regard.models import bundled, create, load
-from regard.models.model import Model
-from regard.observables import Observe
+from regard.models._model import Model
 from regard.training import Evolution, evolution, train
-from regard.watching import watch
-from regard.watching.probes import Reader, natural
-
-SEEDS, STEPS = 3, 1500  # trainings of the long version
 
 
-def untrained(folder: Path, seed: int) -> nn.Module:
-    """A new model of the same config."""
+def untrained_model(folder: Path, seed: int) -> nn.Module:
+    """A new model with the configuration of a saved one."""
     torch.manual_seed(seed)
     return create(json.loads((folder / "config.json").read_text()))
 
 
-def maps(model: nn.Module, ids: Tensor) -> list[Tensor]:
-    """Exact weights of each layer, ``[B, H, n, n]``."""
+def attention_weights(model: nn.Module, ids: Tensor) -> list[Tensor]:
+    """The exact weights of each layer, ``[B, H, n, n]``."""
     model.eval()
-    with torch.no_grad(), watch(model, Observe(keep=True)) as seen:
+    with torch.no_grad(), watch(model, Observe(keep=True)) as recording:
         model(ids)
-    return [
-        torch.stack([torch.stack([one.weights(h, batch=b) for h in one.heads]) for b in range(len(ids))])
-        for one in seen.values()
-    ]
+    layers = []
+    for observation in recording.values():
+        texts = []
+        for text in range(len(ids)):
+            texts.append(torch.stack([observation.weights(head, batch=text) for head in observation.heads]))
+        layers.append(torch.stack(texts))
+    return layers
 
 
-def pairs_of(layer: Tensor) -> list[tuple[int, int]]:
-    """All pairs of a layer's heads."""
-    return list(combinations(range(layer.shape[1]), 2))
+def head_distances(layer: Tensor) -> Tensor:
+    """``½ Σ_j |A^g_ij − A^h_ij|`` for all pairs of heads, averaged over rows: ``[pairs, B]``."""
+    pairs = combinations(range(layer.shape[1]), 2)
+    return torch.stack([(layer[:, g] - layer[:, h]).abs().sum(-1).mean(-1) / 2 for g, h in pairs])
 
 
-def apart(layers: list[Tensor]) -> Tensor:
-    """``½ Σ_j |A^g_ij − A^h_ij|``, the mean over rows and over pairs of heads of a layer: one number a text."""
-    pairs = [(layer[:, g] - layer[:, h]).abs().sum(-1).mean(-1) / 2 for layer in layers for g, h in pairs_of(layer)]
-    return torch.stack(pairs).mean(0)
+def mean_distance(layers: list[Tensor]) -> Tensor:
+    """The mean distance over all pairs of heads of a layer, one number per text."""
+    return torch.cat(list(map(head_distances, layers))).mean(0)
 
 
-def kinds_of(record: Evolution, at: int) -> list[set[str]]:
-    """What each head is sure to be, averaging left out: heads begin so."""
-    return [set(one) - {"averaging"} for one in record.labels[at]]
+def learned_types(record: Evolution, index: int) -> list[set[str]]:
+    """The types of each head at one record, without "averaging", the type of untrained heads."""
+    return [set(labels) - {"averaging"} for labels in record.labels[index]]
 
 
 def check(
@@ -69,66 +69,88 @@ def check(
     record: Callable[[], Evolution] = lambda: evolution(bundled()),
     learn: Callable[..., Any] = train,
 ) -> Evidence:
-    """Distances between the heads of the model that comes with the package, and of an untrained twin; what kinds
-    its heads became. ``full``: the same of three models trained on the spot.
+    """Compare the heads of the bundled model with those of an untrained copy, and list the types of its heads.
+
+    ``full``: do the same for three models that are trained here.
     """
-    found = Evidence()
-    model = trained()
-    ids = natural(Reader(model.text), tokens, texts).ids
-    _compare(found, "the bundled model", maps(model, ids), maps(untrained(bundled(), seed), ids), least)
-    _kinds(found, "the bundled model", record())
-    for other in range(seed, seed + SEEDS) if full else ():
-        with TemporaryDirectory() as folder:
-            learn("text", f"{folder}/run", {"seed": other, "steps": STEPS, **WATCHED})
-            own = Path(folder) / "run" / "model"
-            model = load(own)
-            ids = natural(Reader(model.text), tokens, texts).ids
-            _compare(found, f"text, seed {other}", maps(model, ids), maps(untrained(own, other), ids), least)
-            _kinds(found, f"text, seed {other}", evolution(f"{folder}/run"))
-    return found
+    evidence = Evidence()
+    _compare(evidence, "the bundled model", trained(), untrained_model(bundled(), seed), (tokens, texts), least)
+    _check_types(evidence, "the bundled model", record())
+    if full:
+        for model_seed, run in train_models(learn, "text", seed, {"steps": 1500}):
+            name = f"text, seed {model_seed}"
+            untrained = untrained_model(run / "model", model_seed)
+            _compare(evidence, name, load(run / "model"), untrained, (tokens, texts), least)
+            _check_types(evidence, name, evolution(run))
+    return evidence
 
 
-def _compare(found: Evidence, name: str, after: list[Tensor], before: list[Tensor], least: float) -> None:
-    far, near = mean(apart(after)), mean(apart(before))
-    found.written(
-        f"{name}: heads of a layer differ, by {least:g} of 1 at least, and more than untrained ones",
-        far.low > max(least, near.high),
-        f"{name}: two heads of a layer differ in {far.value:.2f} of their weight, untrained in {near.value:.3f}",
+def _compare(
+    evidence: Evidence, name: str, model: Model, untrained: nn.Module, size: tuple[int, int], least: float
+) -> None:
+    ids = natural_probe(ProbeTokenizer(model.tokenizer), *size).ids
+    after = attention_weights(model, ids)
+    before = attention_weights(untrained, ids)
+    distance = mean_interval(mean_distance(after))
+    untrained_distance = mean_interval(mean_distance(before))
+    evidence.add_statement(
+        f"In {name}, heads of a layer differ by at least {least:g} of 1, and by more than untrained ones.",
+        distance.low > max(least, untrained_distance.high),
+        f"{name}: two heads of a layer differ in {distance.value:.2f} of their weight, untrained ones in "
+        f"{untrained_distance.value:.3f}",
     )
-    found.control(f"{name}, untrained: heads differ by {least:g} at least", near.low > least, f"they differ in {near}")
-    least_apart = min(float(apart([layer[:, list(pair)]]).mean()) for layer in after for pair in pairs_of(layer))
-    found.numbers |= {f"{name}, trained": far.value, f"{name}, untrained": near.value}
-    found.numbers[f"{name}, the two heads of a layer that are most alike"] = least_apart
-    lines = {title: _by_layer(layers) for title, layers in (("trained", after), ("untrained", before))}
-    found.draw(f"{name}: the distance between two heads of a layer", lines, x="layer", y="½ Σ |A − A'|")
+    # A control: its statement must be false. Untrained heads all spread their weight evenly, so they must be alike.
+    evidence.add_control(
+        f"In {name}, untrained heads differ by at least {least:g}.",
+        untrained_distance.low > least,
+        f"they differ in {untrained_distance}",
+    )
+    evidence.numbers |= {f"{name}, trained": distance.value, f"{name}, untrained": untrained_distance.value}
+    most_alike = min(float(head_distances(layer).mean(-1).min()) for layer in after)
+    evidence.numbers[f"{name}, the two heads of a layer that are most alike"] = most_alike
+    lines = {"trained": _by_layer(after), "untrained": _by_layer(before)}
+    evidence.add_series(f"{name}: the distance between two heads of a layer", lines, x="layer", y="½ Σ |A − A'|")
 
 
 def _by_layer(layers: list[Tensor]) -> list[list[float]]:
-    each: list[Interval] = [mean(apart([layer])) for layer in layers]
-    return [[float(at) for at in range(len(layers))], *([float(x) for x in part] for part in zip(*each, strict=True))]
+    """Layer numbers, and the mean distance of each layer with its interval: four columns."""
+    rows = []
+    for index, layer in enumerate(layers):
+        rows.append((float(index), *mean_interval(mean_distance([layer]))))
+    return list(map(list, zip(*rows, strict=True)))
 
 
-def _kinds(found: Evidence, name: str, record: Evolution) -> None:
-    """Labels at the last record; at the first there are none."""
-    last, first = kinds_of(record, -1), kinds_of(record, 0)
-    all_of, at_first = set().union(*last), set().union(*first)
-    found.written(
-        f"{name}: heads took three kinds or more",
-        len(all_of) >= 3,
-        f"{name}: {', '.join(sorted(all_of)) or 'none'}",
+def _check_types(evidence: Evidence, name: str, record: Evolution) -> None:
+    last = learned_types(record, -1)
+    last_types = set().union(*last)
+    first_types = set().union(*learned_types(record, 0))
+    evidence.add_statement(
+        f"In {name}, heads became three types or more.",
+        len(last_types) >= 3,
+        f"{name}: {', '.join(sorted(last_types))}",
     )
-    sets = {frozenset(one) for one in last if one}
-    found.written(f"{name}: and not all the same", len(sets) >= 2, f"{len(sets)} different sets of kinds")
-    found.control(f"{name}, before training: three kinds or more", len(at_first) >= 3, f"{len(at_first)} at step 0")
-    found.numbers |= {f"{name}, kinds": len(all_of), f"{name}, kinds at step 0": len(at_first)}
+    combinations_of_types = set(map(frozenset, last)) - {frozenset()}  # heads without any type do not count
+    evidence.add_statement(
+        f"In {name}, not all heads became the same.",
+        len(combinations_of_types) >= 2,
+        f"{len(combinations_of_types)} different sets of types",
+    )
+    # A control: its statement must be false.
+    evidence.add_control(
+        f"In {name}, there were three types before training.", len(first_types) >= 3, f"{len(first_types)} at step 0"
+    )
+    evidence.numbers |= {f"{name}, types": len(last_types), f"{name}, types at step 0": len(first_types)}
 
 
 CLAIM = Claim(
     id="heads-differ-in-a-trained-model",
-    sources=("001", "002"),
+    title="Different heads of a trained model learn different relations",
+    citations=(("exam-answers", "2 (c)"), ("homework-3", "1.4 (c)")),
+    papers=("vaswani-2017",),
     statement="Different heads of a trained model learn different relations between positions.",
     formula=r"\frac{1}{2} \sum_j \left| A^{(g)}_{ij} - A^{(h)}_{ij} \right| \gg 0 \quad (g \ne h)",
-    refuted="Heads of one layer whose weights differ no more than those of an untrained model, or all of one kind.",
+    refuted_by="Heads of one layer whose weights differ no more than those of an untrained model, or that all have one "
+    "type.",
     control="An untrained model with the same configuration, and the model's own heads at step 0.",
     verdict=HOLDS,
     check=check,

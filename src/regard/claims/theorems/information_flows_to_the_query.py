@@ -1,62 +1,101 @@
-"""Attention from a query to a key moves what the key holds to the query, not the other way."""
+"""Checks that attention from a query to a key moves information from the key to the query, not the other way."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.attention import attention
-from regard.claims.claim import FAILS, Claim, Evidence
+from regard._operator import attention
+from regard.claims._check_helpers import AttentionFn, attention_weights, random_normal
+from regard.claims._claim import FALSE_AS_STATED, Claim, Evidence
 from regard.nn import Encoder
 
-CATS, MASK = 1, 2  # places in: The cats [MASK] running
-CLEAR = 1e-6
+CATS = 1  # positions in: The cats [MASK] running
+MASK = 2
+CLEAR = 1e-6  # larger gradients and changes are not rounding errors
 
 
-def sees(n: int, query: int, key: int) -> Tensor:
-    """Who may attend to whom: each to itself, and one query to one key."""
+def mask_with_pair(n: int, query: int, key: int) -> Tensor:
+    """A mask ``[n, n]`` in which every position attends to itself, and one query also to one key."""
     allowed = torch.eye(n, dtype=torch.bool)
     allowed[query, key] = True
     return allowed
 
 
-def flow(f: Callable[[Tensor], Tensor], x: Tensor, source: int, sink: int) -> float:
-    """``‖∂y_sink/∂x_source‖``; every entry of the output in a batch entry of its own."""
-    n, d = x.shape
+def gradient_norm(function: Callable[[Tensor], Tensor], x: Tensor, source: int, target: int) -> float:
+    """``‖∂y_target/∂x_source‖``, for x ``[n, d]``."""
+    d = x.shape[1]
+    # Every output number gets a batch entry of its own, so that one backward pass gives all gradients.
     copies = x.repeat(d, 1, 1).requires_grad_()
-    (grad,) = torch.autograd.grad(f(copies)[:, sink], copies, torch.eye(d, dtype=x.dtype))
+    (grad,) = torch.autograd.grad(function(copies)[:, target], copies, torch.eye(d, dtype=x.dtype))
     return float(grad[:, source].norm())
 
 
-def verb(f: Callable[[Tensor], Tensor], x: Tensor, singular: Tensor) -> float:
-    """By how much the output at [MASK], of which the verb is predicted, differs for 'cats' and for 'cat'."""
-    other = x.clone()
-    other[CATS] = singular
+def change_at_mask(function: Callable[[Tensor], Tensor], x: Tensor, singular: Tensor) -> float:
+    """How much the output at [MASK], which predicts the verb, changes if 'cat' replaces 'cats'."""
+    replaced = x.clone()
+    replaced[CATS] = singular
     with torch.no_grad():
-        return float((f(x.unsqueeze(0)) - f(other.unsqueeze(0)))[0, MASK].norm())
+        return float((function(x.unsqueeze(0)) - function(replaced.unsqueeze(0)))[0, MASK].norm())
 
 
-def raised(x: Tensor, W: Tensor, query: int, key: int, attend: Callable[..., Any]) -> tuple[list[float], list[float]]:
-    """One head in which the score of a pair is raised: the pair's weight, and what flows from 'cats' to [MASK]."""
-    weights, flows = [], []
+def raise_one_score(
+    x: Tensor, projections: Tensor, query: int, key: int, attention_fn: AttentionFn
+) -> tuple[list[float], list[float]]:
+    """Raise one pair's score in one head. Returns the pair's weights, and the gradient norms from 'cats' to [MASK]."""
+    weights = []
+    gradients = []
     for height in range(-4, 9):
         bias = torch.zeros(len(x), len(x), dtype=x.dtype)
         bias[query, key] = height
 
         def head(z: Tensor, bias: Tensor = bias) -> Tensor:
-            q, k, v = (torch.unsqueeze(z @ w, -3) for w in W)
-            out: Tensor = attend(q, k, v, bias=bias)
-            return out.squeeze(-3)
+            q, k, v = (torch.unsqueeze(z @ projection, -3) for projection in projections)
+            return attention_fn(q, k, v, bias=bias).squeeze(-3)
 
-        eye = torch.eye(len(x), dtype=x.dtype)
-        q, k = ((x @ w).unsqueeze(0) for w in W[:2])
-        weights.append(float(attend(q, k, eye.unsqueeze(0), bias=bias)[0, query, key]))
-        flows.append(flow(head, x, CATS, MASK))
-    return weights, flows
+        q, k, _ = x @ projections
+        weights.append(float(attention_weights(attention_fn, q[None], k[None], bias=bias)[0, query, key]))
+        gradients.append(gradient_norm(head, x, CATS, MASK))
+    return weights, gradients
+
+
+def check_depth(evidence: Evidence, model: nn.Module, depth: str, x: Tensor, singular: Tensor) -> None:
+    """Check both directions in one model: gradients, and the output at [MASK] if 'cat' replaces 'cats'."""
+    as_written = partial(model, mask=mask_with_pair(4, CATS, MASK))
+    reversed_pair = partial(model, mask=mask_with_pair(4, MASK, CATS))
+    written_gradient = gradient_norm(as_written, x, CATS, MASK)
+    reversed_gradient = gradient_norm(reversed_pair, x, CATS, MASK)
+    written_change = change_at_mask(as_written, x, singular)
+    reversed_change = change_at_mask(reversed_pair, x, singular)
+    evidence.add_statement(
+        f"{depth}: if 'cats' attends to [MASK], 'cats' influences the output at [MASK].",
+        written_gradient > CLEAR,
+        f"if 'cats' attends to [MASK], the gradient is {written_gradient:g}",
+    )
+    evidence.add_statement(
+        f"{depth}: then 'cat' instead of 'cats' changes it.", written_change > CLEAR, f"change {written_change:g}"
+    )
+    evidence.add_correction(
+        f"{depth}: if [MASK] attends to 'cats', 'cats' influences the output at [MASK].",
+        reversed_gradient > CLEAR,
+        f"if [MASK] attends to 'cats', it is {reversed_gradient:.2g}",
+    )
+    evidence.add_correction(
+        f"{depth}: then 'cat' instead of 'cats' changes it.", reversed_change > CLEAR, f"change {reversed_change:.2g}"
+    )
+
+    # A control: its statement must be false.
+    # Information flows only towards the query, so none may come back to the key.
+    backward = gradient_norm(reversed_pair, x, MASK, CATS)
+    evidence.add_control(
+        f"{depth}: if [MASK] attends to 'cats', [MASK] influences the output at 'cats'.",
+        backward > CLEAR,
+        f"gradient {backward:g}",
+    )
+    evidence.numbers |= {f"{depth}, as written": written_gradient, f"{depth}, turned": reversed_gradient}
 
 
 def check(
@@ -66,60 +105,50 @@ def check(
     layers: int = 3,
     seed: int = 0,
     make: Callable[..., nn.Module] = Encoder,
-    attend: Callable[..., Any] = attention,
+    attention_fn: AttentionFn = attention,
 ) -> Evidence:
-    """Four words; 'cats' attends to [MASK], or [MASK] to 'cats': gradients and outputs, in a layer and in several."""
-    found = Evidence()
-    draw = torch.Generator().manual_seed(seed)
+    """Let 'cats' attend to [MASK], and [MASK] to 'cats', in one layer and in several: compare gradients and outputs."""
+    evidence = Evidence()
+    generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    x = torch.randn(4, d, generator=draw, dtype=torch.float64)
-    singular = torch.randn(d, generator=draw, dtype=torch.float64)
-    as_written, turned = sees(4, CATS, MASK), sees(4, MASK, CATS)
+    x = random_normal(generator, 4, d)
+    singular = random_normal(generator, d)
     for depth in sorted({1, layers}):
         model = make(d, heads=heads, layers=depth).double().eval()
-        run = {name: partial(model, mask=to) for name, to in (("as", as_written), ("turned", turned))}
-        none, some = (flow(run[name], x, CATS, MASK) for name in ("as", "turned"))
-        still, moved = (verb(run[name], x, singular) for name in ("as", "turned"))
-        at = f"{depth} layer{'s' * (depth > 1)}"
-        found.written(
-            f"{at}, 'cats' attends to [MASK]: 'cats' acts on [MASK]",
-            none > CLEAR,
-            f"as written the gradient is {none:g}",
-        )
-        found.written(f"{at}: 'cat' for 'cats' changes what [MASK] gives", still > CLEAR, f"change {still:g}")
-        found.corrected(
-            f"{at}, [MASK] attends to 'cats': 'cats' acts on [MASK]", some > CLEAR, f"turned round {some:.2g}"
-        )
-        found.corrected(f"{at}: 'cat' for 'cats' changes what [MASK] gives", moved > CLEAR, f"change {moved:.2g}")
-        back = flow(run["turned"], x, MASK, CATS)
-        found.control(f"{at}, [MASK] attends to 'cats': [MASK] acts on 'cats'", back > CLEAR, f"gradient {back:g}")
-        found.numbers |= {f"{at}, as written": none, f"{at}, turned": some}
-    W = torch.randn(3, d, d, generator=draw, dtype=torch.float64) / d**0.5
-    lines = {
-        "from 'cats' to [MASK]": raised(x, W, CATS, MASK, attend),
-        "from [MASK] to 'cats'": raised(x, W, MASK, CATS, attend),
-    }
-    flat, grown = (part[1] for part in lines.values())
-    said = f"raised to {lines[next(iter(lines))][0][-1]:.3f} the flow stays {flat[-1]:.2g}"
-    found.written("one head, all attend to all: raising it raises the flow", max(flat) - min(flat) > CLEAR, said)
-    more = max(grown) / grown[0]
-    found.corrected("one head: raising that from [MASK] to 'cats' raises the flow", more > 2, f"up to {more:.2g} times")
-    found.draw("what reaches [MASK] from 'cats'", lines, x="weight of the pair", y="‖∂y/∂x‖")
-    return found
+        check_depth(evidence, model, f"{depth} layer{'s' * (depth > 1)}", x, singular)
+
+    # In one head where all attend to all, only the weight of the right pair may matter.
+    projections = random_normal(generator, 3, d, d) / d**0.5
+    from_cats = raise_one_score(x, projections, CATS, MASK, attention_fn)
+    from_mask = raise_one_score(x, projections, MASK, CATS, attention_fn)
+    evidence.add_statement(
+        "In one head where all attend to all, a larger weight from 'cats' to [MASK] increases the gradient.",
+        max(from_cats[1]) - min(from_cats[1]) > CLEAR,
+        f"at a weight of {from_cats[0][-1]:.3f}, the gradient is still {from_cats[1][-1]:.2g}",
+    )
+    growth = max(from_mask[1]) / from_mask[1][0]
+    evidence.add_correction(
+        "In one head, a larger weight from [MASK] to 'cats' increases the gradient.", growth > 2, f"{growth:.2g} times"
+    )
+    lines = {"from 'cats' to [MASK]": from_cats, "from [MASK] to 'cats'": from_mask}
+    evidence.add_series("what reaches [MASK] from 'cats'", lines, x="weight of the pair", y="‖∂y/∂x‖")
+    return evidence
 
 
 CLAIM = Claim(
     id="information-flows-to-the-query",
-    sources=("001",),
-    statement="In 'The cats [MASK] running', attention from 'cats' to [MASK] lets the verb be predicted: the number of "
-    "'cats' reaches the place where the verb is missing.",
+    title="Attention from 'cats' to [MASK] tells [MASK] the number of 'cats'",
+    citations=(("exam-answers", "2 (c)"),),
+    statement="In 'The cats [MASK] running', attention from 'cats' to [MASK] makes it possible to predict the verb: "
+    "the number of 'cats' reaches the position where the verb is missing.",
     formula=r"A_{\operatorname{cats},\operatorname{mask}} > 0 \quad \Rightarrow \quad "
     r"\frac{\partial y_{\operatorname{mask}}}{\partial x_{\operatorname{cats}}} \ne 0",
-    refuted="That attention, with a prediction at [MASK] that does not depend on 'cats'.",
-    control="[MASK] attends to 'cats', asked whether something then flows back to 'cats'.",
-    verdict=FAILS,
-    correction="The query receives: row i of the weights says what position i takes from others. The [MASK] position "
-    "must attend to 'cats', and what flows grows with that weight; attention from 'cats' to [MASK] brings nothing of "
-    "'cats' to [MASK], however large it is and through any number of layers.",
+    refuted_by="Attention from 'cats' to [MASK] with an output at [MASK] that does not depend on 'cats'.",
+    control="[MASK] attends to 'cats': nothing may flow back from [MASK] to 'cats'.",
+    verdict=FALSE_AS_STATED,
+    what_holds="Information flows to the query: [MASK] must attend to 'cats' to receive anything of it.",
+    correction="The query receives: row i of the weights says what position i takes from the others. So [MASK] must "
+    "attend to 'cats', and more information flows as that weight grows. Attention from 'cats' to [MASK] brings "
+    "nothing of 'cats' to [MASK], however large the weight and through any number of layers.",
     check=check,
 )

@@ -1,4 +1,4 @@
-"""A mask times −∞: 0 · (−∞) is no number."""
+"""Checks what a mask multiplied by −∞ does to the weights: 0 · (−∞) is NaN."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regard.attention import attention
-from regard.claims.claim import FAILS, Claim, Evidence
+from regard._operator import attention
+from regard.claims._check_helpers import attention_weights, largest_difference, random_normal
+from regard.claims._claim import FALSE_AS_STATED, Claim, Evidence
 from regard.masks import Causal
 
 
@@ -17,8 +18,8 @@ def as_written(scores: Tensor, mask: Tensor) -> Tensor:
     return (scores + mask * -torch.inf).softmax(-1)
 
 
-def filled(scores: Tensor, hidden: Tensor) -> Tensor:
-    """What is meant: −∞ where hidden, the score elsewhere."""
+def replace_hidden(scores: Tensor, hidden: Tensor) -> Tensor:
+    """The intended formula: the softmax of scores in which hidden ones are replaced by −∞."""
     return scores.masked_fill(hidden, -torch.inf).softmax(-1)
 
 
@@ -27,63 +28,63 @@ def check(
     n: int = 6,
     seed: int = 0,
     masked: Callable[[Tensor, Tensor], Tensor] = as_written,
-    corrected: Callable[[Tensor, Tensor], Tensor] = filled,
+    corrected: Callable[[Tensor, Tensor], Tensor] = replace_hidden,
 ) -> Evidence:
-    """A causal mask by multiplication and by filling, beside the operator; and the document's own mask of −∞ and 0."""
-    found = Evidence()
-    draw = torch.Generator().manual_seed(seed)
-    q, k = (torch.randn(1, 1, n, 4, generator=draw, dtype=torch.float64) for _ in range(2))
+    """Apply a causal mask by multiplication and by replacement; compare the weights with the operator's."""
+    evidence = Evidence()
+    generator = torch.Generator().manual_seed(seed)
+    q = random_normal(generator, 1, 1, n, 4)
+    k = random_normal(generator, 1, 1, n, 4)
     scores = (q @ k.mT)[0, 0] / 2
     hidden = torch.ones(n, n, dtype=torch.bool).triu(1)
-    eye = torch.eye(n, dtype=torch.float64).view(1, 1, n, n)
-    wanted = attention(q, k, eye, mask=Causal(), scale=0.5)[0, 0]
+    expected = attention_weights(attention, q, k, mask=Causal(), scale=0.5)[0, 0]
 
     weights = masked(scores, hidden.to(scores))
-    lost = int(weights.isnan().sum())
-    found.written(
-        "a mask of 1 where hidden and 0 elsewhere gives the causal weights",
-        bool(torch.allclose(weights, wanted)),
-        f"{lost} of {n * n} weights are NaN: 0 × (−∞)",
+    nan_count = int(weights.isnan().sum())
+    evidence.add_statement(
+        "A mask of 1 for hidden keys and 0 for the others gives the causal weights.",
+        bool(torch.allclose(weights, expected)),
+        f"{nan_count} of {n * n} weights are NaN, because of 0 × (−∞)",
     )
-    own = torch.where(hidden, -torch.inf, 0.0).to(scores)  # the document builds this mask first, then multiplies
-    raised = int((own * -torch.inf == torch.inf).sum())
-    found.written(
-        "the document's own mask, −∞ where hidden and 0 elsewhere, gives the causal weights",
-        bool(torch.allclose(masked(scores, own), wanted)),
-        f"(−∞) × (−∞) = +∞: all {raised} scores that should be hidden become the largest",
+    document_mask = torch.where(hidden, -torch.inf, 0.0).to(scores)  # the document builds this mask, then multiplies
+    infinite = int((document_mask * -torch.inf == torch.inf).sum())
+    evidence.add_statement(
+        "The document's own mask, −∞ for hidden keys and 0 for the others, gives the causal weights.",
+        bool(torch.allclose(masked(scores, document_mask), expected)),
+        f"(−∞) × (−∞) = +∞: all {infinite} scores that should be hidden become the largest",
     )
-    good = corrected(scores, hidden)
-    far = float((good - wanted).abs().max())
-    found.corrected(
-        "−∞ in the place of hidden scores gives the causal weights",
-        far < 1e-12 and not bool(good.isnan().any()),
-        f"filled in, weights are within {far:.1e}",
+    replaced = corrected(scores, hidden)
+    error = largest_difference(replaced, expected)
+    evidence.add_correction(
+        "−∞ instead of the hidden scores gives the causal weights.",
+        error < 1e-12 and not bool(replaced.isnan().any()),
+        f"with −∞ instead of hidden scores, weights are within {error:.1e}",
     )
-    found.control(
-        "nothing hidden gives the causal weights", bool(torch.allclose(corrected(scores, hidden & False), wanted))
-    )
-    _draw(found, scores, hidden, wanted)
-    found.numbers |= {"weights": n * n, "NaN as written": lost, "largest error corrected": far}
-    return found
 
+    # A control: its statement must be false. If nothing is hidden, later keys have weights above 0.
+    unmasked = corrected(scores, torch.zeros_like(hidden))
+    evidence.add_control("A mask that hides nothing gives causal weights.", bool(torch.allclose(unmasked, expected)))
 
-def _draw(found: Evidence, scores: Tensor, hidden: Tensor, wanted: Tensor) -> None:
-    """Any finite number in the place of ∞ leaves something of what is hidden, until it is lost to rounding."""
-    sizes = [float(step) for step in range(0, 41, 2)]
-    leaks = [float(((scores - size * hidden).softmax(-1) - wanted).abs().max()) for size in sizes]
+    # A finite number instead of ∞ leaves hidden keys some weight, until rounding removes it.
+    sizes = [float(size) for size in range(0, 41, 2)]
+    leaks = [largest_difference((scores - size * hidden).softmax(-1), expected) for size in sizes]
     lines = {"mask × (−B)": (sizes, leaks)}
-    found.draw("distance to the causal weights with B for ∞", lines, x="B", y="largest difference", log="y")
+    evidence.add_series("distance to the causal weights with B for ∞", lines, x="B", y="largest difference", log="y")
+    evidence.numbers |= {"weights": n * n, "NaN as written": nan_count, "largest error corrected": error}
+    return evidence
 
 
 CLAIM = Claim(
     id="mask-times-infinity",
-    sources=("001",),
-    statement="A mask is applied as scores + mask × (−∞), with −∞ in the mask where a key is hidden and 0 elsewhere.",
+    title="A mask is applied as scores + mask × (−∞)",
+    citations=(("exam-answers", "2 (b)"),),
+    statement="A mask is applied as scores + mask × (−∞), with −∞ in the mask for hidden keys and 0 for the others.",
     formula=r"\operatorname{softmax}\left(S + M \times (-\infty)\right)",
-    refuted="A weight that is not a number, or a hidden key with a weight above 0.",
-    control="The corrected form with nothing hidden.",
-    verdict=FAILS,
-    correction="0 × (−∞) is not a number, and with the document's own mask of −∞ and 0 hidden scores become +∞. Hidden "
-    "scores are replaced by −∞: s_ij = −∞ where key j is hidden from query i, and left alone elsewhere.",
+    refuted_by="A weight that is NaN, or a hidden key with a weight above 0.",
+    control="The corrected formula with a mask that hides nothing: it must not give the causal weights.",
+    verdict=FALSE_AS_STATED,
+    what_holds="The scores of hidden keys are replaced by −∞, and all other scores stay as they are.",
+    correction="0 × (−∞) is NaN, and the document's own mask of −∞ and 0 turns hidden scores into +∞. Hidden scores "
+    "are replaced by −∞ instead: s_ij = −∞ if key j is hidden from query i, and all other scores stay as they are.",
     check=check,
 )

@@ -1,42 +1,46 @@
-"""The matrix formula is the per-query sum."""
+"""Checks that the matrix formula gives, row by row, the weighted sum for each query."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.attention import attention
-from regard.claims.claim import HOLDS, Claim, Evidence
+from regard._operator import attention
+from regard.claims._check_helpers import AttentionFn, largest_difference, random_normal
+from regard.claims._claim import HOLDS, Claim, Evidence
 from regard.nn import MultiHeadAttention
 
 
-def by_query(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """``z_i = Σ_j α_ij v_j`` with ``α_ij = exp(e_ij) / Σ_k exp(e_ik)``, number by number as it is written."""
+def sums_per_query(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """``z_i = Σ_j α_ij v_j`` with ``α_ij = exp(e_ij) / Σ_k exp(e_ik)``, evaluated exactly as written."""
     rows = []
-    for one in q:
-        e = torch.stack([(one * key).sum() * scale for key in k])
+    for q in queries:
+        e = torch.stack([(q * k).sum() * scale for k in keys])
         alpha = e.exp() / e.exp().sum()
-        rows.append(sum((a * value for a, value in zip(alpha, v, strict=True)), torch.zeros_like(v[0])))
+        z = torch.zeros_like(values[0])
+        for weight, v in zip(alpha, values, strict=True):
+            z = z + weight * v
+        rows.append(z)
     return torch.stack(rows)
 
 
-def of_layer(x: Tensor, heads: int, seed: int, attend: Callable[..., Any]) -> tuple[Tensor, Tensor]:
-    """A layer's heads: ``softmax(Z W_q (Z W_k)ᵀ / √d_k) (Z W_v)`` by its matrices, and the sums over its rows."""
+def layer_outputs(x: Tensor, heads: int, seed: int, attention_fn: AttentionFn) -> tuple[Tensor, Tensor]:
+    """The output of a random layer by the matrix formula and by the layer itself, stacked; then by per-query sums."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        # Different widths of keys and values show a scale by the wrong one.
         layer = MultiHeadAttention(x.shape[-1], heads, d_key=3, d_value=5, out_bias=False).double()
-    maps = (layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight)
-    q, k, v = ((x @ w.detach().T).unflatten(-1, (heads, -1)).transpose(0, 1) for w in maps)
-    sums = torch.stack([by_query(*one, 1 / math.sqrt(3)) for one in zip(q, k, v, strict=True)])
     with torch.no_grad():
-        wanted = sums.transpose(0, 1).flatten(1) @ layer.out_proj.weight.T
-        joined = attend(q, k, v).transpose(0, 1).flatten(1) @ layer.out_proj.weight.T
-        whole: Tensor = layer(x)
-    return torch.stack([joined, whole]), wanted
+        q = layer.q_proj(x).unflatten(-1, (heads, -1)).transpose(0, 1)
+        k = layer.k_proj(x).unflatten(-1, (heads, -1)).transpose(0, 1)
+        v = layer.v_proj(x).unflatten(-1, (heads, -1)).transpose(0, 1)
+        sums = torch.stack([sums_per_query(*head, 1 / math.sqrt(3)) for head in zip(q, k, v, strict=True)])
+        expected: Tensor = layer.out_proj(sums.transpose(0, 1).flatten(1))
+        joined = layer.out_proj(attention_fn(q, k, v).transpose(0, 1).flatten(1))
+        return torch.stack([joined, layer(x)]), expected
 
 
 def check(
@@ -47,50 +51,61 @@ def check(
     d_value: int = 4,
     heads: int = 2,
     seed: int = 0,
-    attend: Callable[..., Any] = attention,
-    per_query: Callable[[Tensor, Tensor, Tensor, float], Tensor] = by_query,
+    attention_fn: AttentionFn = attention,
+    per_query: Callable[[Tensor, Tensor, Tensor, float], Tensor] = sums_per_query,
 ) -> Evidence:
-    """The operator on whole matrices, on one query at a time, and the sums as they are written; a layer too."""
-    found = Evidence()
-    draw = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(size, generator=draw, dtype=torch.float64) for size in ((n, d), (m, d), (m, d_value)))
+    """Run the operator on whole matrices, on one query at a time, and in a layer; compare with the sums as written."""
+    evidence = Evidence()
+    generator = torch.Generator().manual_seed(seed)
+    q = random_normal(generator, n, d)
+    k = random_normal(generator, m, d)
+    v = random_normal(generator, m, d_value)
     scale = 1 / math.sqrt(d)
-    matrix = attend(q[None], k[None], v[None])[0]
-    apart = float((matrix - per_query(q, k, v, scale)).abs().max())
-    found.written(
-        "the matrix formula gives the per-query sums",
-        apart < 1e-12,
-        f"{n} queries, {m} keys: within {apart:.1e}",
+    matrix = attention_fn(q[None], k[None], v[None])[0]
+    sum_error = largest_difference(matrix, per_query(q, k, v, scale))
+    evidence.add_statement(
+        "The matrix formula gives per-query sums.", sum_error < 1e-12, f"{n} queries, {m} keys: within {sum_error:.1e}"
     )
-    alone = torch.cat([attend(q[None, i : i + 1], k[None], v[None])[0] for i in range(n)])
-    each = float((matrix - alone).abs().max())
-    found.written("each row is what its query gives alone", each < 1e-12, f"queries one by one: within {each:.1e}")
-    z = torch.randn(n, 6, generator=draw, dtype=torch.float64)
-    got, wanted = of_layer(z, heads, seed, attend)
-    layer = float((got - wanted).abs().max())
-    found.written("so it is for the heads of a layer, from Z on", layer < 1e-12, f"{heads} heads: within {layer:.1e}")
-    raw = float((matrix - per_query(q, k, v, 1.0)).abs().max())
-    found.control(
-        "sums with exp(score) unscaled, as one formula prints them, equal the matrix form",
-        raw < 1e-12,
-        f"off {raw:.3g}",
+    # If rows influenced each other, one query alone would give another output.
+    separate = torch.cat([attention_fn(q[None, i : i + 1], k[None], v[None])[0] for i in range(n)])
+    row_error = largest_difference(matrix, separate)
+    evidence.add_statement(
+        "Each row is the output for its query alone.", row_error < 1e-12, f"queries one by one: within {row_error:.1e}"
+    )
+    outputs, expected = layer_outputs(random_normal(generator, n, 6), heads, seed, attention_fn)
+    layer_error = largest_difference(outputs, expected)
+    evidence.add_statement(
+        "The same is true of the heads of a layer.", layer_error < 1e-12, f"{heads} heads: within {layer_error:.1e}"
+    )
+
+    # A control: its statement must be false. Without the scale the weights are sharper, so the sums must differ.
+    unscaled = largest_difference(matrix, per_query(q, k, v, 1.0))
+    evidence.add_control(
+        "Sums of exp(score) without the scale, as one formula has them, equal the matrix formula.",
+        unscaled < 1e-12,
+        f"they differ by {unscaled:.3g}",
     )
     scales = [scale * step / 8 for step in range(0, 25)]
-    off = [float((matrix - per_query(q, k, v, one)).abs().max()) for one in scales]
-    lines = {f"1/√d = {scale:.3g}": (scales, off)}
-    found.draw("distance of the per-query sums from the matrix form, by their scale", lines, x="scale", y="distance")
-    found.numbers |= {"largest difference": max(apart, each, layer), "unscaled": raw}
-    return found
+    lines = {f"1/√d = {scale:.3g}": (scales, [largest_difference(matrix, per_query(q, k, v, s)) for s in scales])}
+    evidence.add_series(
+        "distance of the per-query sums from the matrix form, by their scale", lines, x="scale", y="distance"
+    )
+    evidence.numbers |= {"largest difference": max(sum_error, row_error, layer_error), "unscaled": unscaled}
+    return evidence
 
 
 CLAIM = Claim(
     id="matrix-form-equals-per-query-form",
-    sources=("000", "001"),
-    statement="Row i of the matrix formula is the sum of values weighted by the softmax of query i's scaled scores.",
+    title="The matrix formula equals the weighted sum of each query",
+    citations=(("assignment-6", "1.3"), ("exam-answers", "1 (a)")),
+    papers=("vaswani-2017",),
+    statement="Row i of the matrix formula is the sum of the values, weighted by the softmax of query i's scaled "
+    "scores.",
     formula=r"\left(\operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V\right)_{i} \allowbreak = "
     r"\sum_{j=1}^{n} \frac{\exp(q_i^\top k_j / \sqrt{d_k})}{\sum_{l=1}^{n} \exp(q_i^\top k_l / \sqrt{d_k})} \, v_j",
-    refuted="A query whose row of the matrix formula is not its own sum.",
-    control="The sums without the scale, as 000 prints one weight beside its scaled matrix form.",
+    refuted_by="A query whose row of the matrix formula is not its own sum.",
+    control="Sums without the scale, as Assignment 6 writes one weight next to its scaled matrix formula: they must "
+    "differ.",
     verdict=HOLDS,
     check=check,
 )

@@ -1,4 +1,4 @@
-"""Attention does not see order: its outputs move with its inputs, they do not stay."""
+"""Checks whether attention is invariant or equivariant when its inputs are permuted."""
 
 from __future__ import annotations
 
@@ -7,35 +7,37 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from regard.claims.claim import FAILS, Claim, Evidence
+from regard.claims._check_helpers import random_normal
+from regard.claims._claim import FALSE_AS_STATED, Claim, Evidence
 from regard.masks import Causal
 from regard.nn import MultiHeadAttention
 from regard.positions import Sinusoidal
 
-TIGHT = 1e-12
+TIGHT = 1e-12  # smaller differences are rounding errors
 
 
-def orders(n: int, moved: int, many: int, draw: torch.Generator) -> Tensor:
-    """Permutations ``[many, n]`` that turn a random choice of ``moved`` positions round in a ring, and no others."""
-    found = torch.arange(n).repeat(many, 1)
-    for row in found:
-        chosen = torch.randperm(n, generator=draw)[:moved]
+def random_permutations(n: int, moved: int, count: int, generator: torch.Generator) -> Tensor:
+    """Permutations ``[count, n]`` that shift ``moved`` random positions in a cycle and leave the others."""
+    permutations = torch.arange(n).repeat(count, 1)
+    for row in permutations:
+        chosen = torch.randperm(n, generator=generator)[:moved]
         row[chosen] = chosen.roll(1)
-    return found
+    return permutations
 
 
-def gap(a: Tensor, b: Tensor) -> float:
-    """How far a is from b, relative to b: the largest over permutations."""
+def relative_difference(a: Tensor, b: Tensor) -> float:
+    """The largest ``‖a − b‖`` over the permutations, relative to the largest ``‖b‖``."""
     return float((a - b).flatten(1).norm(dim=-1).max() / b.flatten(1).norm(dim=-1).max())
 
 
-def off(f: Callable[[Tensor], Tensor], x: Tensor, ways: Tensor) -> tuple[float, float, float]:
-    """How far ``f(πX)`` is from f(X), from π f(X), and its mean over positions from that of f(X)."""
-    y, turned = f(x), f(x[ways])
+def differences(function: Callable[[Tensor], Tensor], x: Tensor, permutations: Tensor) -> tuple[float, float, float]:
+    """The differences of ``f(πX)`` from f(X), from π f(X), and between the means of f(πX) and f(X) over positions."""
+    y = function(x)
+    permuted = function(x[permutations])
     return (
-        gap(turned, y.expand_as(turned)),
-        gap(turned, y[ways]),
-        gap(turned.mean(-2), y.mean(-2).expand(len(ways), -1)),
+        relative_difference(permuted, y.expand_as(permuted)),
+        relative_difference(permuted, y[permutations]),
+        relative_difference(permuted.mean(-2), y.mean(-2).expand(len(permutations), -1)),
     )
 
 
@@ -47,60 +49,74 @@ def check(
     permutations: int = 40,
     seed: int = 0,
     make: Callable[..., nn.Module] = MultiHeadAttention,
-    sees: Callable[[int], nn.Module] = Sinusoidal,
+    position: Callable[[int], nn.Module] = Sinusoidal,
 ) -> Evidence:
-    """A layer's outputs for permuted inputs: against the outputs, the permuted outputs, and their mean."""
-    found = Evidence()
-    draw = torch.Generator().manual_seed(seed)
+    """Compare a layer's outputs for permuted inputs with its outputs, the permuted outputs, and their mean."""
+    evidence = Evidence()
+    generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    x = torch.randn(n, d, generator=draw, dtype=torch.float64)
-    layer, causal, code = make(d, heads=heads).double(), make(d, heads=heads, mask=Causal()).double(), sees(d)
+    x = random_normal(generator, n, d)
+    layer = make(d, heads=heads).double()
+    causal = make(d, heads=heads, mask=Causal()).double()
+    code = position(d)
     sizes = list(range(2, n + 1, 2))
-    plain, masked, placed = [], [], []
+    plain = []
+    masked = []
+    positioned = []
     with torch.no_grad():
         for moved in sizes:
-            ways = orders(n, moved, permutations, draw)
-            plain.append(off(layer, x, ways))
-            masked.append(off(causal, x, ways))
-            placed.append(off(lambda rows: layer(code(rows)), x, ways))
-    stays, moves, pooled = (max(one) for one in zip(*plain, strict=True))
-    least = min(one[0] for one in plain)
-    found.written(
-        "invariant: f(πX) = f(X)",
-        stays < TIGHT,
-        f"f(πX) is off f(X) by {100 * least:.0f} to {100 * stays:.0f}% of its size",
+            orders = random_permutations(n, moved, permutations, generator)
+            plain.append(differences(layer, x, orders))
+            masked.append(differences(causal, x, orders))
+            positioned.append(differences(lambda rows: layer(code(rows)), x, orders))
+    from_same, from_permuted, from_mean = zip(*plain, strict=True)
+    masked_from_permuted = [row[1] for row in masked]
+    _, positioned_from_permuted, positioned_from_mean = zip(*positioned, strict=True)
+    evidence.add_statement(
+        "Attention is invariant: f(πX) = f(X).",
+        max(from_same) < TIGHT,
+        f"f(πX) differs from f(X) by {100 * min(from_same):.0f} to {100 * max(from_same):.0f}% of its norm",
     )
-    found.corrected("equivariant: f(πX) = πf(X)", moves < TIGHT, f"πf(X) is met within {moves:.1e}")
-    found.corrected(
-        "invariant after pooling: the mean of f(πX) is that of f(X)", pooled < TIGHT, f"within {pooled:.1e}"
+    evidence.add_correction(
+        "It is equivariant: f(πX) = πf(X).",
+        max(from_permuted) < TIGHT,
+        f"f(πX) = πf(X) within {max(from_permuted):.1e}",
     )
-    late, code_off = min(one[1] for one in masked), min(one[1] for one in placed)
-    found.control("equivariant under a causal mask alone", late < TIGHT, f"{late:.2g} off")
-    found.control("equivariant with positions added", code_off < TIGHT, f"{code_off:.2g} off")
-    found.control("the mean stays with positions added", min(one[2] for one in placed) < TIGHT)
-    lines = {
-        "f(πX) from f(X)": (sizes, [one[0] for one in plain]),
-        "f(πX) from πf(X)": (sizes, [one[1] for one in plain]),
-        "f(πX) from πf(X), causal mask": (sizes, [one[1] for one in masked]),
-        "f(πX) from πf(X), positions added": (sizes, [one[1] for one in placed]),
+    evidence.add_correction("The mean over positions is invariant.", max(from_mean) < TIGHT, f"{max(from_mean):.1e}")
+
+    # Controls: their statements must be false.
+    # A causal mask and added positions both treat positions differently, so neither may be equivariant.
+    late = min(masked_from_permuted)
+    evidence.add_control("With only a causal mask, it is equivariant.", late < TIGHT, f"difference {late:.2g}")
+    added = min(positioned_from_permuted)
+    evidence.add_control("With added positions, it is equivariant.", added < TIGHT, f"difference {added:.2g}")
+    evidence.add_control("With added positions, the mean is invariant.", min(positioned_from_mean) < TIGHT)
+    curves = {
+        "f(πX) from f(X)": from_same,
+        "f(πX) from πf(X)": from_permuted,
+        "f(πX) from πf(X), causal mask": masked_from_permuted,
+        "f(πX) from πf(X), positions added": positioned_from_permuted,
     }
-    found.draw(
-        "how far off, by how many positions move", lines, x="positions that move", y="difference relative to f(X)"
-    )
-    found.numbers |= {"off invariance": stays, "off equivariance": moves, "off invariance of the mean": pooled}
-    return found
+    title = "how far off, by how many positions move"
+    evidence.add_curves(title, sizes, curves, x="positions that move", y="difference relative to f(X)")
+    evidence.numbers |= {"off invariance": max(from_same), "off equivariance": max(from_permuted)}
+    evidence.numbers["off invariance of the mean"] = max(from_mean)
+    return evidence
 
 
 CLAIM = Claim(
     id="order-blind",
-    sources=("001",),
+    title="Self-attention is permutation invariant",
+    citations=(("exam-answers", "1 (d)"),),
     statement="Self-attention is permutation invariant: swapping positions does not change the representations.",
     formula=r"f(\pi X) = f(X) \quad \forall \pi",
-    refuted="A permutation of the inputs under which some output differs.",
-    control="A layer under a causal mask, and one with positions added to its input, asked whether it is equivariant.",
-    verdict=FAILS,
-    correction="It is permutation equivariant, which is what the document's own formula says: f(πX) = πf(X), each "
-    "token keeps its vector and the vectors move with the tokens. What is pooled over positions, such as their mean, "
-    "is invariant. Positions break this, and so does a causal mask alone.",
+    refuted_by="A permutation of the inputs that changes an output.",
+    control="A layer with a causal mask, and one with positions added to its input: neither may be equivariant.",
+    verdict=FALSE_AS_STATED,
+    what_holds="Self-attention without positions and masks is permutation equivariant, f(πX) = πf(X). A pooled result "
+    "is invariant.",
+    correction="It is permutation equivariant, as the document's own formula says: f(πX) = πf(X). Each token keeps "
+    "its vector, and the vectors move with the tokens. A pooled result, such as the mean over positions, is "
+    "invariant. Positions break this symmetry, and so does a causal mask alone.",
     check=check,
 )

@@ -1,58 +1,61 @@
-"""Under the padding mask what stands at padded keys reaches no real position, not by a bit."""
+"""Checks that under the padding mask, the content of the padding changes no bit of an output at a real position."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.attention import attention
-from regard.claims.claim import HOLDS, Claim, Evidence
+from regard._operator import attention
+from regard.claims._check_helpers import AttentionFn, largest_difference, random_normal
+from regard.claims._claim import HOLDS, Claim, Evidence
 from regard.masks import Mask, Padding
 from regard.nn import Encoder
 from regard.positions import Sinusoidal
 
 
-def padded(n: int, length: int) -> Tensor:
-    """``[3, n]``, True = real: padding on the right, on the left, and in between."""
-    at = torch.arange(n)
-    holes = (at * length) // n != ((at + 1) * length) // n
-    return torch.stack([at < length, at >= n - length, holes])
+def real_positions(n: int, length: int) -> Tensor:
+    """``[3, n]``, True = real: with padding on the right, on the left, and in between."""
+    index = torch.arange(n)
+    between = (index * length) // n != ((index + 1) * length) // n
+    return torch.stack([index < length, index >= n - length, between])
 
 
-def other(x: Tensor, real: Tensor, draw: torch.Generator, size: float = 1e3) -> Tensor:
-    """x with something else where padding is."""
-    noise = size * torch.randn(x.shape, generator=draw, dtype=torch.float64).to(x)
+def replace_padding(x: Tensor, real: Tensor, generator: torch.Generator, size: float = 1e3) -> Tensor:
+    """x with random numbers of a given size at padded positions."""
+    noise = size * random_normal(generator, *x.shape).to(x)
     return torch.where(real.unsqueeze(-1), x, noise)
 
 
-def leak(f: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, real: Tensor) -> tuple[float, float]:
-    """The largest change from f(x) to f(y), at real positions and at padded ones; what is no number counts as 1e308."""
-    change = (f(x) - f(y)).abs().nan_to_num(nan=1e308, posinf=1e308)
+def changes(function: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, real: Tensor) -> tuple[float, float]:
+    """The largest change from f(x) to f(y), at real and at padded positions. NaN and ∞ count as 1e308."""
+    change = (function(x) - function(y)).abs().nan_to_num(nan=1e308, posinf=1e308)
     return float(change[real].max()), float(change[~real].max())
 
 
-def by_gradient(f: Callable[[Tensor], Tensor], x: Tensor, real: Tensor, draw: torch.Generator) -> float:
-    """The largest entry of the gradient, by padded inputs, of a random sum of real outputs."""
+def largest_gradient(
+    function: Callable[[Tensor], Tensor], x: Tensor, real: Tensor, generator: torch.Generator
+) -> float:
+    """The largest gradient of a random sum of real outputs with respect to padded inputs."""
     x = x.clone().requires_grad_()
-    y = f(x)
-    weights = torch.randn(y.shape, generator=draw, dtype=torch.float64).to(y) * real.unsqueeze(-1)
-    (grad,) = torch.autograd.grad((y * weights).sum(), x)
+    y = function(x)
+    factors = random_normal(generator, *y.shape).to(y) * real.unsqueeze(-1)
+    (grad,) = torch.autograd.grad((y * factors).sum(), x)
     return float(grad[~real].abs().max())
 
 
-def softly(x: Tensor, y: Tensor, real: Tensor) -> tuple[list[float], list[float]]:
-    """How much real outputs of a head change when padded scores are lowered by B, and not by ∞."""
-    sizes = [float(b) for b in range(2, 32, 3)]
-    changes = []
-    for b in sizes:
-        bias = torch.where(real, 0.0, -b).to(x)[:, None, None]
-        one, two = (attention(x[:, None], z[:, None], z[:, None], bias=bias).squeeze(1) for z in (x, y))
-        changes.append(float((one - two).abs()[real].max()))
-    return sizes, changes
+def changes_with_finite_mask(x: Tensor, y: Tensor, real: Tensor) -> tuple[list[float], list[float]]:
+    """How much real outputs of one head change if padded scores are lowered by a finite B instead of ∞."""
+    sizes = [float(size) for size in range(2, 32, 3)]
+    differences = []
+    for size in sizes:
+        bias = torch.where(real, 0.0, -size).to(x)[:, None, None]
+        q = x[:, None]
+        change = attention(q, q, q, bias=bias) - attention(q, y[:, None], y[:, None], bias=bias)
+        differences.append(float(change.squeeze(1).abs()[real].max()))
+    return sizes, differences
 
 
 def check(
@@ -64,57 +67,73 @@ def check(
     layers: int = 2,
     seed: int = 0,
     hide: Callable[[Tensor], Mask | None] = Padding,
-    attend: Callable[..., Any] = attention,
+    attention_fn: AttentionFn = attention,
 ) -> Evidence:
-    """Other content, NaN among it, in the padding: outputs with the mask and without; and gradients."""
-    found = Evidence()
-    draw = torch.Generator().manual_seed(seed)
+    """Change the content of the padding, also to NaN, and compare outputs and gradients with and without the mask."""
+    evidence = Evidence()
+    generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     encoder = Encoder(d, heads=heads, layers=layers, position=Sinusoidal(d)).double().eval()
-    real = padded(n, length)
-    x = torch.randn(3, n, d, generator=draw, dtype=torch.float64)
-    y, mask = other(x, real, draw), hide(real)
+    real = real_positions(n, length)
+    x = random_normal(generator, 3, n, d)
+    y = replace_padding(x, real, generator)
+    mask = hide(real)
+
+    def masked_encoder(z: Tensor) -> Tensor:
+        out: Tensor = encoder(z, mask=mask)
+        return out
+
     with torch.no_grad():
-        at_real, at_padded = leak(lambda z: encoder(z, mask=mask), x, y, real)
-        broken = leak(lambda z: encoder(z, mask=mask), x, y.masked_fill(~real.unsqueeze(-1), math.nan), real)[0]
-        unmasked = leak(encoder, x, y, real)[0]
-        short = float((encoder(x[:1, :length]) - encoder(x, mask=mask)[:1, :length]).abs().max())
-        q, k, v = torch.randn(3, 3, 1, n, d, generator=draw).unbind()
-        k_new, v_new = (other(z[:, 0], real, draw)[:, None] for z in (k, v))
-        keys = float((attend(q, k, v, mask=mask) - attend(q, k_new, v_new, mask=mask)).abs().max())
-    slope = by_gradient(lambda z: encoder(z, mask=mask), x, real, draw)
-    where = "right, left and between"
-    found.written(
-        "real outputs stay, bit for bit",
-        at_real == 0,
-        f"padding {where}: change {at_real:g}, without the mask {unmasked:.2g}",
+        real_change, padded = changes(masked_encoder, x, y, real)
+        nan_change, _ = changes(masked_encoder, x, y.masked_fill(~real.unsqueeze(-1), math.nan), real)
+        unmasked, _ = changes(encoder, x, y, real)
+        short_error = largest_difference(encoder(x[:1, :length]), masked_encoder(x)[:1, :length])
+        # In the operator alone, queries can stay while keys and values change.
+        q, k, v = torch.randn(3, 3, 1, n, d, generator=generator).unbind()
+        other_k = replace_padding(k[:, 0], real, generator)[:, None]
+        other_v = replace_padding(v[:, 0], real, generator)[:, None]
+        key_change = largest_difference(attention_fn(q, k, v, mask=mask), attention_fn(q, other_k, other_v, mask=mask))
+    gradient = largest_gradient(masked_encoder, x, real, generator)
+    evidence.add_statement(
+        "Real outputs do not change in any bit.",
+        real_change == 0,
+        f"padding on the right, left and between changes real outputs by {real_change:g}, without the mask by "
+        f"{unmasked:.2g}",
     )
-    found.written("even where padding holds NaN", broken == 0, f"change {broken:g}")
-    found.written("no gradient of a real output by padding", slope == 0, f"gradient {slope:g}")
-    found.written("real outputs are those of the sequence without its padding", short < 1e-12, f"within {short:.1e}")
-    found.written("keys alone changed: no query notices, not a padded one either", keys == 0, f"change {keys:g}")
-    found.control("without the mask real outputs stay", unmasked == 0, f"change {unmasked:.2g}")
-    found.control("outputs at padded positions stay: they are queries too", at_padded == 0, f"change {at_padded:.2g}")
-    found.draw(
-        "real outputs of one head when padded scores are lowered by B",
-        {"largest change": softly(x, other(x, real, draw, 1.0), real)},
-        x="B",
-        y="change",
-        log="y",
+    evidence.add_statement("Neither do they if the padding is NaN.", nan_change == 0, f"change {nan_change:g}")
+    evidence.add_statement("No real output has a gradient by padding.", gradient == 0, f"gradient {gradient:g}")
+    evidence.add_statement(
+        "Real outputs are those of the sequence without padding.", short_error < 1e-12, f"within {short_error:.1e}"
     )
-    found.numbers |= {"change with mask": at_real, "change without": unmasked, "change at padded queries": at_padded}
-    return found
+    evidence.add_statement(
+        "If only padded keys and values change, no output changes, not even at padded queries.",
+        key_change == 0,
+        f"change {key_change:g}",
+    )
+
+    # Controls: their statements must be false.
+    # Without the mask padding has weight, and a padded position is itself a query whose output follows its input.
+    evidence.add_control("Without the mask, real outputs do not change.", unmasked == 0, f"change {unmasked:.2g}")
+    evidence.add_control("Outputs at padded positions stay the same.", padded == 0, f"change {padded:.2g}")
+    lines = {"largest change": changes_with_finite_mask(x, replace_padding(x, real, generator, 1.0), real)}
+    evidence.add_series(
+        "real outputs of one head when padded scores are lowered by B", lines, x="B", y="change", log="y"
+    )
+    evidence.numbers |= {"change with mask": real_change, "change without": unmasked}
+    evidence.numbers["change at padded queries"] = padded
+    return evidence
 
 
 CLAIM = Claim(
     id="padding-mask",
-    sources=("001", "003"),
-    statement="Under the padding mask, −∞ for every padded key, padding influences no output at a real position, "
-    "through any number of layers; what stands at padded positions themselves need not stay.",
+    title="Under the padding mask, padding influences no output at a real position",
+    citations=(("exam-answers", "2 (b)"), ("solution-sheet", "2 (b)")),
+    statement="Under the padding mask, which sets the score of every padded key to −∞, padding influences no output "
+    "at a real position, through any number of layers. Outputs at padded positions may change.",
     formula=r"s_{ij} = -\infty \quad \forall j \in P \quad \Rightarrow \quad "
     r"\frac{\partial y_i}{\partial x_j} = 0 \quad \forall i \notin P,\ j \in P",
-    refuted="An output at a real position that changes by a bit when the content of the padding changes.",
-    control="The same without the mask; and the outputs at padded positions, which are queries too.",
+    refuted_by="An output at a real position that changes in any bit when the content of the padding changes.",
+    control="The same without the mask, and the outputs at padded positions, which are queries too: both must change.",
     verdict=HOLDS,
     check=check,
 )

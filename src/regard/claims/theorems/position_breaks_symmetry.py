@@ -1,4 +1,4 @@
-"""Learned, sinusoidal and relative positions restore order; a code of distances alone, half of it."""
+"""Checks that learned, sinusoidal and relative positions show the order of words; distances alone hide direction."""
 
 from __future__ import annotations
 
@@ -10,34 +10,37 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.claims.claim import HOLDS_IF, Claim, Evidence
+from regard.claims._check_helpers import random_normal
+from regard.claims._claim import HOLDS_CONDITIONALLY, Claim, Evidence
 from regard.nn import Encoder
 from regard.positions import ALiBi, Learned, RelativeTable, Rotary, Sinusoidal
 
-SAME = 1e-10
+SAME = 1e-10  # representations closer than this count as equal
+DISTANCE = "relative, distance alone"
 
 
-def strong(scheme: Any) -> Any:
-    """The scheme with its learned tables as after training: entries of size 1, not of 0.02."""
-    for table in scheme.parameters() if isinstance(scheme, nn.Module) else ():
-        table.data = table.data * 50 if bool(table.any()) else table.data
-    return scheme
+def enlarge_tables(position: Any) -> Any:
+    """The position encoding with learned tables as large as after training: entries of size 1, not 0.02."""
+    if isinstance(position, nn.Module):
+        for table in position.parameters():
+            table.data = table.data * 50
+    return position
 
 
-def pooled(words: Tensor, position: Any, heads: int, seed: int) -> Tensor:
-    """``[n!, d]``: every order of the words ``[n, d]`` through an encoder, the mean over positions."""
-    torch.manual_seed(seed)  # one and the same weights for every scheme
+def pooled_outputs(words: Tensor, position: Any, heads: int, seed: int) -> Tensor:
+    """The outputs ``[n!, d]`` of an encoder for every order of the words ``[n, d]``, averaged over positions."""
+    torch.manual_seed(seed)  # the same weights for every position encoding
     encoder = Encoder(words.shape[-1], heads=heads, layers=2)
-    placed = Encoder(words.shape[-1], heads=heads, layers=2, position=position)
-    placed.load_state_dict(encoder.state_dict(), strict=False)
-    ways = torch.tensor(list(permutations(range(len(words)))))
+    with_position = Encoder(words.shape[-1], heads=heads, layers=2, position=position)
+    with_position.load_state_dict(encoder.state_dict(), strict=False)
+    orders = torch.tensor(list(permutations(range(len(words)))))
     with torch.no_grad():
-        out: Tensor = placed.double().eval()(words[ways])
+        out: Tensor = with_position.double().eval()(words[orders])
     return out.mean(-2)
 
 
-def distinct(rows: Tensor) -> int:
-    """How many of the rows are different ones."""
+def count_distinct(rows: Tensor) -> int:
+    """How many different rows there are."""
     same = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist") < SAME
     return round(float((1 / same.sum(-1)).sum()))
 
@@ -54,72 +57,76 @@ def check(
     rotary: Callable[[int], Any] = Rotary,
     distance: Callable[[], Any] = ALiBi,
 ) -> Evidence:
-    """Into how many representations an encoder maps the n! orders of n words, under each scheme."""
-    found = Evidence()
-    draw = torch.Generator().manual_seed(seed)
+    """Count the different representations of the n! orders of n words, for each position encoding."""
+    evidence = Evidence()
+    generator = torch.Generator().manual_seed(seed)
     longest = max(3, longest)  # the sentence of the document has three words
-    words = torch.randn(longest, d, generator=draw, dtype=torch.float64)
-    schemes: dict[str, Callable[[], Any]] = {
+    words = random_normal(generator, longest, d)
+    encodings: dict[str, Callable[[], Any]] = {
         "none": lambda: None,
         "learned": lambda: learned(longest, d),
         "sinusoidal": lambda: sinusoidal(d),
         "relative, signed": lambda: signed(heads, longest),
         "rotary": lambda: rotary(d // heads),
-        "relative, distance alone": distance,
+        DISTANCE: distance,
     }
     sizes = list(range(2, longest + 1))
-    told: dict[str, list[int]] = {name: [] for name in schemes}
-    turned: dict[str, float] = {}
-    for name, scheme in schemes.items():
+    distinct: dict[str, list[int]] = {}
+    reversal: dict[str, float] = {}
+    for name, make in encodings.items():
         torch.manual_seed(seed + 1)
-        position = strong(scheme())
-        for n in sizes:
-            rows = pooled(words[:n], position, heads, seed)
-            told[name].append(distinct(rows))
-            if n == 3:  # the first and the last order are each other's reverse: cat chased dog, dog chased cat
-                turned[name] = float((rows[0] - rows[-1]).norm())
-    every = [math.factorial(n) for n in sizes]
-    answer(found, told, every, turned)
-    lines = {name: (sizes, counts) for name, counts in told.items()}
-    found.draw("orders of n words that are told apart, of n!", lines, x="words", y="representations", log="y")
-    found.numbers |= {f"of {every[-1]} orders, {name}": counts[-1] for name, counts in told.items()}
-    return found
+        position = enlarge_tables(make())
+        outputs = [pooled_outputs(words[:n], position, heads, seed) for n in sizes]
+        distinct[name] = [count_distinct(rows) for rows in outputs]
+        # The first and the last order of three words are each other's reverse: cat chased dog, dog chased cat.
+        three_words = outputs[1]
+        reversal[name] = float((three_words[0] - three_words[-1]).norm())
 
-
-def answer(found: Evidence, told: dict[str, list[int]], every: list[int], turned: dict[str, float]) -> None:
-    """Whether each scheme tells all orders apart."""
-    three = 1  # the place of n = 3
-    for name, counts in told.items():
-        said = (
-            f"{name}: 'cat chased dog' and 'dog chased cat' differ by {turned[name]:.2g}, "
-            f"{counts[three]} of 6 orders are told apart"
+    total = [math.factorial(n) for n in sizes]
+    for name, counts in distinct.items():
+        question = f"{name}: all orders of the words have different representations."
+        description = (
+            f"{name}: 'cat chased dog' and 'dog chased cat' differ by {reversal[name]:.2g}, and {counts[1]} of 6 "
+            "orders are distinguished"
         )
-        asked = f"{name}: all orders of the words are told apart"
-        if name == "none":
-            found.control(asked, counts == every, said)
+        if name == "none":  # without positions an encoder sees only the set of words
+            # A control: its statement must be false.
+            evidence.add_control(question, counts == total, description)
         else:
-            found.written(asked, counts == every, said)
+            evidence.add_statement(question, counts == total, description)
     for name in ("relative, signed", "rotary", "learned", "sinusoidal"):
-        said = f"{name}: {told[name][three]} of 6, the two differ by {turned[name]:.2g}"
-        found.condition(f"{name}: all orders of the words are told apart", told[name] == every, said)
-    half = [count // 2 for count in every]
-    blind = told["relative, distance alone"]
-    found.condition(
-        "distance alone tells apart what is not each other's reverse", blind == half, f"{blind} of {every} orders"
+        evidence.add_condition(
+            f"{name}: all orders of the words have different representations.",
+            distinct[name] == total,
+            f"{name}: {distinct[name][1]} of 6, and the two sentences differ by {reversal[name]:.2g}",
+        )
+    evidence.add_condition(
+        "Distances alone distinguish all orders that are not each other's reverse.",
+        distinct[DISTANCE] == [count // 2 for count in total],
+        f"{distinct[DISTANCE]} of {total} orders",
     )
+    title = "orders of n words that are told apart, of n!"
+    evidence.add_curves(title, sizes, distinct, x="words", y="representations", log="y")
+    evidence.numbers |= {f"of {total[-1]} orders, {name}": counts[-1] for name, counts in distinct.items()}
+    return evidence
 
 
 CLAIM = Claim(
     id="position-breaks-symmetry",
-    sources=("001",),
-    statement="Learned, sinusoidal and relative position encodings, the last of distances between positions, each "
-    "restore the order of words: 'cat chased dog' and 'dog chased cat' get different representations.",
+    title="Learned, sinusoidal and relative positions each restore the order of words",
+    citations=(("exam-answers", "1 (d)"),),
+    papers=("vaswani-2017", "shaw-2018"),
+    statement="Learned, sinusoidal and relative position encodings (relative ones use distances between positions) "
+    "each restore the order of words: 'cat chased dog' and 'dog chased cat' get different representations.",
     formula=r"\frac{1}{n} \sum_i f(\pi X)_i \ne \frac{1}{n} \sum_i f(X)_i \quad \forall \pi \ne \operatorname{id}",
-    refuted="Two orders of the same words with the same representation.",
-    control="No position encoding at all, asked whether it tells orders apart.",
-    verdict=HOLDS_IF,
-    correction="A relative encoding must tell before from after. Learned, sinusoidal, rotary and signed relative codes "
-    "tell all n! orders of n different words apart; a code of distances |j − i| alone tells n!/2, since it maps every "
-    "sentence and its reverse to the same, and 'dog chased cat' is the reverse of 'cat chased dog'.",
+    refuted_by="Two orders of the same words with the same representation.",
+    control="No position encoding at all: it must not distinguish orders.",
+    verdict=HOLDS_CONDITIONALLY,
+    what_holds="Learned, sinusoidal and signed relative positions restore the order of words. Distances alone miss a "
+    "reversal.",
+    correction="A relative encoding distinguishes before from after. Learned, sinusoidal, rotary and signed relative "
+    "encodings distinguish all n! orders of n different words. An encoding of distances |j − i| alone distinguishes "
+    "n!/2, because it gives every sentence and its reverse the same representation, and 'dog chased cat' is the "
+    "reverse of 'cat chased dog'.",
     check=check,
 )

@@ -1,71 +1,81 @@
-"""What hard attention with residuals brings to one place: (k+1)ⁿ paths, but not always as many positions."""
+"""Checks how many positions reach one position by hard attention with residuals: (k+1)ⁿ paths, but often fewer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.attention import attention
-from regard.claims.claim import HOLDS_IF, Claim, Evidence
+from regard._operator import attention
+from regard.claims._check_helpers import AttentionFn, random_normal
+from regard.claims._claim import HOLDS_CONDITIONALLY, Claim, Evidence
 from regard.positions import hard_selection
 
 Join = Callable[[Tensor, Tensor], Tensor]
 
 
-def add(x: Tensor, moved: Tensor) -> Tensor:
-    """The residual connection."""
-    return x + moved
+def copy_from_offsets(n: int, offsets: list[int], x: Tensor, attention_fn: AttentionFn) -> Tensor:
+    """``Σ_h A_h x``: head h copies from the position at ``offsets[h]``, or from the nearest one that exists."""
+    positions = torch.arange(n, dtype=torch.float64).unsqueeze(-1)
+    q, k = hard_selection(positions, positions, torch.tensor(offsets, dtype=torch.float64).unsqueeze(-1))
+    heads = len(offsets)
+    return attention_fn(q, k.expand(heads, -1, -1), x.expand(heads, -1, -1), scale=math.inf).sum(0)
 
 
-def looks(n: int, shifts: list[int], x: Tensor, attend: Callable[..., Any]) -> Tensor:
-    """``Σ_h A_h x``: head h copies from the position ``shifts[h]`` further, or from the last there is."""
-    at = torch.arange(n, dtype=torch.float64).unsqueeze(-1)
-    q, k = hard_selection(at, at, torch.tensor([[s] for s in shifts], dtype=torch.float64))
-    heads: Tensor = attend(q, k.expand(len(shifts), -1, -1), x.expand(len(shifts), -1, -1), scale=math.inf)
-    return heads.sum(0)
+def count_paths(n: int, layers: list[list[int]], attention_fn: AttentionFn, join: Join) -> list[Tensor]:
+    """After each layer, the number of paths ``[n]`` from each position to the last one. Values start as e_j."""
+    x = torch.eye(n, dtype=torch.float64)
+    paths = []
+    for offsets in layers:
+        x = join(x, copy_from_offsets(n, offsets, x, attention_fn))
+        paths.append(x[-1])
+    return paths
 
 
-def paths(n: int, layers: list[list[int]], attend: Callable[..., Any], join: Join) -> list[Tensor]:
-    """After each layer, ``[n]``: by how many paths each position reaches the last one. Values start as e_j."""
-    x, found = torch.eye(n, dtype=torch.float64), []
-    for shifts in layers:
-        x = join(x, looks(n, shifts, x, attend))
-        found.append(x[-1])
-    return found
-
-
-def by_chance(n: int, heads: int, layers: int, draw: torch.Generator, attend: Callable[..., Any]) -> list[Tensor]:
-    """The same where each head's argmax is that of random content."""
-    x, found = torch.eye(n, dtype=torch.float64), []
+def count_random_paths(
+    n: int, heads: int, layers: int, generator: torch.Generator, attention_fn: AttentionFn
+) -> list[Tensor]:
+    """The same counts as ``count_paths``, with random queries and keys."""
+    x = torch.eye(n, dtype=torch.float64)
+    paths = []
     for _ in range(layers):
-        q, k = torch.randn(2, heads, n, 8, generator=draw, dtype=torch.float64).unbind()
-        x = x + attend(q, k, x.expand(heads, -1, -1), scale=math.inf).sum(0)
-        found.append(x[-1])
-    return found
+        q, k = random_normal(generator, 2, heads, n, 8).unbind()
+        x = x + attention_fn(q, k, x.expand(heads, -1, -1), scale=math.inf).sum(0)
+        paths.append(x[-1])
+    return paths
 
 
-def winners(n: int, draw: torch.Generator, attend: Callable[..., Any]) -> int:
-    """One layer of one head: how many positions can change the last output by what they hold."""
-    x = torch.randn(n, 4, generator=draw, dtype=torch.float64)
-    y, count = attend(x[None], x[None], x[None], scale=math.inf)[0, -1] + x[-1], 0
+def count_influences(n: int, generator: torch.Generator, attention_fn: AttentionFn) -> int:
+    """In one layer with one head: how many positions can change the last output by their content."""
+
+    def last_output(x: Tensor) -> Tensor:
+        out: Tensor = attention_fn(x[None], x[None], x[None], scale=math.inf)[0, -1] + x[-1]
+        return out
+
+    x = random_normal(generator, n, 4)
+    y = last_output(x)
+    count = 0
     for j in range(n):
-        other = x.clone()
-        other[j] = 100 * x[-1]  # now the best match of the last query
-        count += bool((attend(other[None], other[None], other[None], scale=math.inf)[0, -1] + other[-1] != y).any())
+        replaced = x.clone()
+        replaced[j] = 100 * x[-1]  # now the best match for the last query
+        count += bool((last_output(replaced) != y).any())
     return count
 
 
-def spread(heads: int, layers: int) -> list[list[int]]:
-    """Offsets that never meet: h·(k+1)^l back in layer l."""
-    return [[-h * (heads + 1) ** layer for h in range(1, heads + 1)] for layer in range(layers)]
+def disjoint_offsets(heads: int, layers: int) -> list[list[int]]:
+    """Offsets whose paths never meet: −h·(k+1)^l in layer l."""
+    offsets = []
+    for layer in range(layers):
+        step = (heads + 1) ** layer
+        offsets.append([-head * step for head in range(1, heads + 1)])
+    return offsets
 
 
-def sizes(rows: list[Tensor]) -> list[int]:
-    return [int((row > 0).sum()) for row in rows]
+def count_positions(paths: list[Tensor]) -> list[int]:
+    """After each layer, how many positions have a path."""
+    return [int((row > 0).sum()) for row in paths]
 
 
 def check(
@@ -74,68 +84,87 @@ def check(
     most: int = 3,
     samples: int = 20,
     seed: int = 0,
-    attend: Callable[..., Any] = attention,
-    join: Join = add,
+    attention_fn: AttentionFn = attention,
+    join: Join = torch.add,  # the residual connection
 ) -> Evidence:
-    """Paths from every position to the last, for heads that look back one, far and farther, and by chance."""
-    found = Evidence()
-    draw = torch.Generator().manual_seed(seed)
-    near: dict[int, list[Tensor]] = {}
+    """Count the paths from every position to the last, for heads at near offsets, at disjoint ones, and at random."""
+    evidence = Evidence()
+    generator = torch.Generator().manual_seed(seed)
     lines: dict[str, Sequence[Sequence[float]]] = {}
     for heads in range(1, most + 1):
-        deep = max(2, layers - 2 * (heads - 1))
-        wanted = [(heads + 1) ** (layer + 1) for layer in range(deep)]
-        n = wanted[-1] + 1
-        far = paths(n, spread(heads, deep), attend, join)
-        near[heads] = paths(n, [list(range(-1, -heads - 1, -1))] * deep, attend, join)
-        of = f"{heads} head{'s' * (heads > 1)}, {deep} layers"
-        found.written(
-            f"{of}, looking 1 … k back: {heads + 1}^n positions",
-            sizes(near[heads]) == wanted,
-            f"{of}: looking 1{' … k' * (heads > 1)} back reaches {sizes(near[heads])[-1]} positions, not {wanted[-1]}",
+        depth = max(2, layers - 2 * (heads - 1))  # more heads need longer sequences
+        expected = [(heads + 1) ** (layer + 1) for layer in range(depth)]
+        n = expected[-1] + 1  # long enough for all paths
+        far = count_positions(count_paths(n, disjoint_offsets(heads, depth), attention_fn, join))
+        near_paths = count_paths(n, [list(range(-1, -heads - 1, -1))] * depth, attention_fn, join)
+        near = count_positions(near_paths)
+        total = [float(row.sum()) for row in near_paths]
+        head_count = f"{heads} head{'s' * (heads > 1)}"
+        model = f"{head_count}, {depth} layers"
+        evidence.add_statement(
+            f"{model}, with offsets −1 … −k: {heads + 1}^n positions are reached.",
+            near == expected,
+            f"{model}: looking back by 1{' … k' * (heads > 1)} reaches {near[-1]} positions, not {expected[-1]}",
         )
-        said = f"with offsets h·{heads + 1}^l it reaches {sizes(far)[-1]}"
-        found.condition(f"{of}, offsets that never meet: {heads + 1}^n positions", sizes(far) == wanted, said)
-        total = [float(row.sum()) for row in near[heads]]
-        found.condition(f"{of}: there are always {heads + 1}^n paths", total == wanted, f"{total[-1]:g} paths")
-        who, back = f"{heads} head{'s' * (heads > 1)}", f"1{f' … {heads}' * (heads > 1)} back"
-        lines |= {f"{who}, offsets that never meet": (range(1, deep + 1), sizes(far))}
-        lines |= {f"{who}, looking {back}": (range(1, deep + 1), sizes(near[heads]))}
-        found.numbers |= {f"{of}, near": sizes(near[heads])[-1], f"{of}, far": sizes(far)[-1]}
-    ask_rest(found, layers, samples, draw, attend, join)
-    found.draw("positions that reach the last one", lines, x="layers", y="positions", log="y")
-    return found
+        evidence.add_condition(
+            f"{model}, with offsets whose paths never meet: {heads + 1}^n positions are reached.",
+            far == expected,
+            f"offsets −h·{heads + 1}^l in layer l reach {far[-1]}",
+        )
+        evidence.add_condition(f"{model}: there are {heads + 1}^n paths.", total == expected, f"{total[-1]:g} paths")
+        back = f"1{f' … {heads}' * (heads > 1)} back"
+        lines[f"{head_count}, offsets that never meet"] = (range(1, depth + 1), far)
+        lines[f"{head_count}, looking {back}"] = (range(1, depth + 1), near)
+        evidence.numbers |= {f"{model}, near": near[-1], f"{model}, far": far[-1]}
 
+    # The limits of the formula: a short sequence, the content that decides the argmax, and random content.
+    length = 2 ** (layers - 2)
+    bound = 2**layers
+    offsets = disjoint_offsets(1, layers)
+    short = count_positions(count_paths(length, offsets, attention_fn, join))[-1]
+    evidence.add_statement(
+        f"In a sequence of {length}, {layers} layers reach {bound} positions.", short == bound, f"they reach {short}"
+    )
+    influences = count_influences(length, generator, attention_fn)
+    evidence.add_statement(
+        "In one layer with one head, 2 positions can change an output.",
+        influences <= 2,
+        f"all {influences} can, if theirs becomes the largest score",
+    )
+    within_bound = True
+    reached = []
+    for _ in range(samples):
+        sizes = count_positions(count_random_paths(bound, 1, layers, generator, attention_fn))
+        within_bound = within_bound and all(size <= 2 ** (layer + 1) for layer, size in enumerate(sizes))
+        reached.append(sizes[-1])
+    mean = sum(reached) / samples
+    evidence.add_condition(
+        "With random content, never more than 2^n are reached.", within_bound, f"{mean:.3g} of {bound} on average"
+    )
 
-def ask_rest(
-    found: Evidence, layers: int, samples: int, draw: torch.Generator, attend: Callable[..., Any], join: Join
-) -> None:
-    """The sequence as a cap, random content, the choice itself, and no residual."""
-    short, most = 2 ** (layers - 2), 2**layers
-    capped = sizes(paths(short, spread(1, layers), attend, join))[-1]
-    found.written(f"{short} positions, {layers} layers: {most} are reached", capped == most, f"{capped} at most")
-    count = winners(short, draw, attend)
-    found.written("one layer, one head: 2 positions can change an output", count <= 2, f"all {count} can, by winning")
-    many = [sizes(by_chance(most, 1, layers, draw, attend)) for _ in range(samples)]
-    bound = all(size <= 2 ** (i + 1) for row in many for i, size in enumerate(row))
-    mean = sum(row[-1] for row in many) / samples
-    found.condition("random content: never more than 2^n", bound, f"{mean:.3g} of {most} on average")
-    alone = sizes(paths(most, spread(1, layers), attend, lambda x, moved: moved))[-1]
-    found.control("without the residual: 2^n positions", alone == most, f"{alone} position")
-    found.numbers |= {"random content, mean": mean, "can win": count, "without residual": alone}
+    # A control: its statement must be false. Without the residual every layer only copies, so that one path is left.
+    copied = count_positions(count_paths(bound, offsets, attention_fn, lambda x, attended: attended))[-1]
+    evidence.add_control("Without the residual, 2^n positions are reached.", copied == bound, f"only {copied}")
+    evidence.numbers |= {"random content, mean": mean, "can win": influences, "without residual": copied}
+    evidence.add_series("positions that reach the last one", lines, x="layers", y="positions", log="y")
+    return evidence
 
 
 CLAIM = Claim(
     id="receptive-field",
-    sources=("003",),
-    statement="With argmax attention and a residual connection a position's receptive field after n layers is 2ⁿ "
-    "with one head, 3ⁿ with two and (k+1)ⁿ with k.",
+    title="With k heads and argmax attention, n layers reach (k+1)ⁿ positions",
+    citations=(("solution-sheet", "2 (a)"),),
+    statement="With argmax attention and a residual connection, the receptive field of a position after n layers has "
+    "2ⁿ positions with one head, 3ⁿ with two and (k+1)ⁿ with k.",
     formula=r"\left|R_n\right| = (k + 1)^n",
-    refuted="Heads whose values reach a position from fewer or more positions than that.",
-    control="The same without the residual connection, asked whether 2ⁿ positions are reached.",
-    verdict=HOLDS_IF,
-    correction="There are always (k+1)ⁿ paths by which values arrive, and as many positions only if no two paths end "
-    "at the same one and the sequence is long enough: offsets h·(k+1)^l in layer l do it, looking 1 … k back in every "
-    "layer reaches kn + 1. So it is an upper bound on where values come from; which key wins depends on all positions.",
+    refuted_by="Heads that bring values to a position from fewer or more positions than that.",
+    control="The same without the residual connection: fewer than 2ⁿ positions must be reached.",
+    verdict=HOLDS_CONDITIONALLY,
+    what_holds="(k+1)ⁿ is an upper bound. It is reached if no two paths end at the same position and the sequence is "
+    "long enough.",
+    correction="No two paths end at the same position, and the sequence is long enough. There are always (k+1)ⁿ paths "
+    "for values. Offsets −h·(k+1)^l in layer l make all of them end at different positions; offsets −1 … −k in every "
+    "layer reach only kn + 1. So (k+1)ⁿ is an upper bound on where values come from. Which key wins depends on all "
+    "positions.",
     check=check,
 )

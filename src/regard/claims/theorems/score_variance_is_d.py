@@ -1,4 +1,4 @@
-"""The variance of a score is d: what 1/√d undoes."""
+"""Checks that the variance of a score is d, which the factor 1/√d brings back to 1."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regard.claims.claim import HOLDS, Claim, Evidence
-from regard.claims.statistics import Interval, mean
+from regard.claims._claim import HOLDS, Claim, Evidence
+from regard.claims._statistics import Interval, mean_interval
 
+# Transformations of uniform numbers from 0 to 1 to distributions with mean 0 and variance 1.
 LAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "Gaussian": lambda u: torch.erfinv(2 * u - 1) * math.sqrt(2),
     "uniform": lambda u: (2 * u - 1) * math.sqrt(3),
@@ -18,8 +19,8 @@ LAWS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def product(q: Tensor, k: Tensor) -> Tensor:
-    """``q·k``, one score a row."""
+def dot_product(q: Tensor, k: Tensor) -> Tensor:
+    """``q·k``, one score per row."""
     return (q * k).sum(-1)
 
 
@@ -28,41 +29,55 @@ def check(
     largest: int = 256,
     samples: int = 20_000,
     seed: int = 0,
-    score: Callable[[Tensor, Tensor], Tensor] = product,
+    score: Callable[[Tensor, Tensor], Tensor] = dot_product,
 ) -> Evidence:
-    """Scores of independent unit q and k: mean, variance, and variance after 1/√d, for several d and laws."""
-    found = Evidence()
+    """Measure the mean and the variance of scores, and the variance after 1/√d, for several d and distributions."""
+    evidence = Evidence()
     sizes = [d for d in (4, 16, 64, 256, 1024) if d <= largest]
-    draw = torch.Generator().manual_seed(seed)
-    seen: dict[str, list[Interval]] = {law: [] for law in LAWS}
+    generator = torch.Generator().manual_seed(seed)
+    variances: dict[str, list[Interval]] = {law: [] for law in LAWS}
     scaled: list[Interval] = []
-    many = 3 * len(LAWS) * len(sizes)  # intervals, all of which must hold
-    for law, of in LAWS.items():
+    comparisons = 3 * len(LAWS) * len(sizes)  # all these intervals must contain their values
+    for law, transform in LAWS.items():
         for d in sizes:
-            q, k = (of(torch.rand(samples, d, generator=draw, dtype=torch.float64)) for _ in range(2))
+            q = transform(torch.rand(samples, d, generator=generator, dtype=torch.float64))
+            k = transform(torch.rand(samples, d, generator=generator, dtype=torch.float64))
             s = score(q, k)
-            centre, variance = mean(s, many), mean(s**2, many)
-            found.written(f"{law}, d = {d}: the variance is d", variance.holds(d), f"variance {variance} at d = {d}")
-            found.written(f"{law}, d = {d}: the mean is 0", centre.holds(0), f"mean {centre}")
-            seen[law].append(variance)
-            scaled.append(mean((s / math.sqrt(d)) ** 2, many))
-    found.written("scaled by 1/√d the variance is 1", all(one.holds(1) for one in scaled), f"scaled: {scaled[-1]}")
-    found.control("unscaled scores have variance 1", seen["Gaussian"][-1].holds(1), f"{seen['Gaussian'][-1]}")
-    lines = {law: (sizes, *zip(*of, strict=True)) for law, of in seen.items()}
-    found.draw("variance of q·k, with intervals that hold together with 99%", lines, x="d", y="variance", log="xy")
-    found.numbers["samples"] = samples
-    return found
+            mean = mean_interval(s, comparisons)
+            variance = mean_interval(s**2, comparisons)
+            evidence.add_statement(
+                f"{law} entries, d = {d}: the variance is d.", variance.contains(d), f"variance {variance} at d = {d}"
+            )
+            evidence.add_statement(f"{law} entries, d = {d}: the mean is 0.", mean.contains(0), f"mean {mean}")
+            variances[law].append(variance)
+            scaled.append(mean_interval((s / math.sqrt(d)) ** 2, comparisons))
+    evidence.add_statement(
+        "Scaled by 1/√d, the variance is 1.", all(variance.contains(1) for variance in scaled), f"scaled: {scaled[-1]}"
+    )
+
+    # A control: its statement must be false. Unscaled scores have the variance d, and the largest d is far from 1.
+    unscaled = variances["Gaussian"][-1]
+    evidence.add_control("Unscaled scores have the variance 1.", unscaled.contains(1), f"variance {unscaled}")
+    lines = {law: (sizes, *zip(*intervals, strict=True)) for law, intervals in variances.items()}
+    evidence.add_series(
+        "variance of q·k, with intervals that hold together with 99%", lines, x="d", y="variance", log="xy"
+    )
+    evidence.numbers["samples"] = samples
+    return evidence
 
 
 CLAIM = Claim(
     id="score-variance-is-d",
-    sources=("001", "003"),
+    title="The score q·k of random vectors has variance d",
+    citations=(("exam-answers", "1 (a)"), ("solution-sheet", "1 (a)")),
+    papers=("vaswani-2017",),
     statement="For q and k with independent entries of mean 0 and variance 1, q·k has mean 0 and variance d, so a "
-    "deviation of √d; divided by √d its variance is 1.",
+    "standard deviation of √d. Divided by √d, its variance is 1.",
     formula=r"\operatorname{Var}(q^\top k) = \sum_{i=1}^{d} \operatorname{Var}(q_i k_i) = d, \qquad "
     r"\operatorname{Var}\!\left(\frac{q^\top k}{\sqrt{d}}\right) = 1",
-    refuted="A 99% interval of the variance that does not contain d, at some d or for some law of the entries.",
-    control="Scores that are not divided by √d, asked whether their variance is 1.",
+    refuted_by="A 99% interval of the variance that does not contain d, for some d or some distribution of the "
+    "entries.",
+    control="Scores that are not divided by √d: their variance must not be 1.",
     verdict=HOLDS,
     check=check,
 )

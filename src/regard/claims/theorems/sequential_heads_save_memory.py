@@ -1,4 +1,4 @@
-"""One head at a time needs n², not h·n²: where no gradient is wanted."""
+"""Checks that computing one head at a time needs n² numbers instead of h·n² only if no gradients are needed."""
 
 from __future__ import annotations
 
@@ -14,81 +14,87 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from regard.attention import attention
-from regard.claims.claim import HOLDS_IF, Claim, Evidence
-from regard.claims.statistics import slope
+from regard._operator import attention
+from regard.claims._check_helpers import largest_difference, random_normal
+from regard.claims._claim import HOLDS_CONDITIONALLY, Claim, Evidence
+from regard.claims._statistics import slope_interval
+
+ALL = "all heads at once"
+SEQUENTIAL = "one by one"
+RECOMPUTED = "one by one, recomputed"
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The document's lines 20 to 31: scores, weights and their product with values, each stored."""
+    """The document's lines 20 to 31 for all heads: scores, weights and their product with the values, all stored."""
     return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
 
 
-def together(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """All heads in one call."""
-    return plain(q, k, v)
-
-
-def in_turn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def sequential(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """One head after the other."""
     return torch.stack([plain(q[:, h], k[:, h], v[:, h]) for h in range(q.shape[1])], dim=1)
 
 
 def recomputed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """One head after the other, each computed again for its gradients."""
+    """One head after the other, each recomputed in the backward pass."""
     heads = [checkpoint(plain, q[:, h], k[:, h], v[:, h], use_reentrant=False) for h in range(q.shape[1])]
     return torch.stack(heads, dim=1)
 
 
-def kept(call: Callable[[], Any], but: Sequence[Tensor] = ()) -> list[Tensor]:
-    """The tensors that autograd keeps for the backward pass, each piece of memory once, without those of ``but``."""
-    seen: dict[tuple[int, int], Tensor] = {}
+def saved_tensors(call: Callable[[], Any], excluded: Sequence[Tensor] = ()) -> list[Tensor]:
+    """The tensors that autograd keeps for the backward pass, without duplicates and without the excluded ones."""
+    tensors: dict[tuple[int, int], Tensor] = {}
 
     def pack(x: Tensor) -> Tensor:
-        seen.setdefault((x.data_ptr(), x.numel()), x)
+        tensors.setdefault((x.data_ptr(), x.numel()), x)
         return x
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        held = call()
-    del held
-    own = {(x.data_ptr(), x.numel()) for x in but}
-    return [x for at, x in seen.items() if at not in own]
+        result = call()  # the tensors stay alive as long as the result does
+    del result
+    excluded_keys = {(x.data_ptr(), x.numel()) for x in excluded}
+    return [x for key, x in tensors.items() if key not in excluded_keys]
 
 
-class Live(TorchDispatchMode):
-    """The most numbers that tensors of a call held at once, each piece of memory once."""
+class PeakMemory(TorchDispatchMode):
+    """Records the peak number of elements in new tensors of a call. Views share memory and are not counted again."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = self.most = 0
-        self.held: dict[int, list[int]] = {}  # memory → how many tensors look at it, and its numbers
+        self.current = 0
+        self.peak = 0
+        self.sizes: dict[int, int] = {}  # numbers in each piece of memory
+        self.owners: dict[int, int] = {}  # how many tensors use it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        input_pointers = {x.untyped_storage().data_ptr() for x in inputs}
         for x in tree_leaves(out):
-            at = x.untyped_storage().data_ptr()
-            if at not in self.held and at in given:
-                continue  # a view of what was there before
-            if at not in self.held:
-                self.held[at] = [0, x.untyped_storage().nbytes() // x.element_size()]
-                self.now += self.held[at][1]
-            self.held[at][0] += 1
-            weakref.finalize(x, self._gone, at)
-        self.most = max(self.most, self.now)
+            storage = x.untyped_storage()
+            pointer = storage.data_ptr()
+            if pointer not in self.sizes:
+                if pointer in input_pointers:
+                    continue  # a view of a tensor from before the call
+                self.sizes[pointer] = storage.nbytes() // x.element_size()
+                self.owners[pointer] = 0
+                self.current += self.sizes[pointer]
+            self.owners[pointer] += 1
+            weakref.finalize(x, self._release, pointer)
+        self.peak = max(self.peak, self.current)
         return out
 
-    def _gone(self, at: int) -> None:
-        self.held[at][0] -= 1
-        if not self.held[at][0]:
-            self.now -= self.held.pop(at)[1]
+    def _release(self, pointer: int) -> None:
+        self.owners[pointer] -= 1
+        if self.owners[pointer] == 0:
+            del self.owners[pointer]
+            self.current -= self.sizes.pop(pointer)
 
 
-def most(call: Callable[[], Any]) -> int:
-    """The most numbers held at once where no gradient is wanted."""
-    with torch.no_grad(), Live() as live:
+def peak_without_gradients(call: Callable[[], Any]) -> int:
+    """The peak number of elements in memory during inference."""
+    with torch.no_grad(), PeakMemory() as memory:
         call()
-    return live.most
+    return memory.peak
 
 
 def check(
@@ -97,78 +103,79 @@ def check(
     d: int = 4,
     heads: int = 8,
     seed: int = 0,
-    one_by_one: Callable[..., Tensor] = in_turn,
-    again: Callable[..., Tensor] = recomputed,
+    one_by_one: Callable[..., Tensor] = sequential,
+    one_by_one_recomputed: Callable[..., Tensor] = recomputed,
 ) -> Evidence:
-    """Numbers that autograd keeps, and that inference holds at once, for all heads together and one after the other."""
-    found = Evidence()
-    draw = torch.Generator().manual_seed(seed)
-    many = sorted({1, 2, 3, heads})  # three at least, for a slope
-    ways = {"all heads at once": together, "one by one": one_by_one, "one by one, recomputed": again}
-    train: dict[str, list[float]] = {name: [] for name in ways}
-    infer: dict[str, list[float]] = {name: [] for name in ways}
-    far = 0.0
-    for h in many:
-        q, k, v = (torch.randn(1, h, n, d, generator=draw, dtype=torch.float64).requires_grad_() for _ in range(3))
-        wanted = attention(q, k, v)
-        for name, way in ways.items():
-            train[name].append(sum(x.numel() for x in kept(partial(way, q, k, v))) / n**2)
-            infer[name].append(most(partial(way, q, k, v)) / n**2)
-            far = max(far, float((way(q, k, v) - wanted).detach().abs().max()))
-    _ask(found, many, train, infer, far)
-    lines = {f"{name}, kept for gradients": (many, y) for name, y in train.items()}
-    lines |= {f"{name}, inference": (many, y) for name, y in infer.items() if "rec" not in name}
-    found.draw(f"numbers held, in n² (n = {n}, d_head = {d})", lines, x="heads", y="numbers / n²", log="xy")
-    found.numbers |= {"n": n, "heads": heads, **{f"{name}, kept / n²": y[-1] for name, y in train.items()}}
-    return found
+    """Count the numbers kept for gradients and held in inference, for all heads at once and one after the other."""
+    evidence = Evidence()
+    generator = torch.Generator().manual_seed(seed)
+    head_counts = sorted({1, 2, 3, heads})  # a slope needs at least three
+    methods = {ALL: plain, SEQUENTIAL: one_by_one, RECOMPUTED: one_by_one_recomputed}
+    training: dict[str, list[float]] = {name: [] for name in methods}
+    inference: dict[str, list[float]] = {name: [] for name in methods}
+    error = 0.0
+    for count in head_counts:
+        shape = (1, count, n, d)
+        q = random_normal(generator, *shape).requires_grad_()
+        k = random_normal(generator, *shape).requires_grad_()
+        v = random_normal(generator, *shape).requires_grad_()
+        expected = attention(q, k, v)
+        for name, method in methods.items():
+            call = partial(method, q, k, v)
+            training[name].append(sum(x.numel() for x in saved_tensors(call)) / n**2)
+            inference[name].append(peak_without_gradients(call) / n**2)
+            error = max(error, largest_difference(call(), expected))
 
+    def growth(sizes: list[float]) -> float:
+        """How many times n² each further head adds."""
+        return slope_interval(head_counts, sizes).value
 
-def _ask(
-    found: Evidence, many: list[int], train: dict[str, list[float]], infer: dict[str, list[float]], far: float
-) -> None:
-    heads = many[-1]
+    evidence.add_statement(
+        "In training, one head at a time keeps n² numbers instead of h·n².",
+        growth(training[SEQUENTIAL]) < 0.5,
+        f"with {head_counts[-1]} heads one by one, {training[SEQUENTIAL][-1]:.2f} n² are kept for gradients, all at "
+        f"once {training[ALL][-1]:.2f} n²",
+    )
+    evidence.add_condition(
+        "Without gradients, one head at a time does not hold n² more per head.",
+        growth(inference[SEQUENTIAL]) < 0.5 and inference[SEQUENTIAL][-1] < inference[ALL][-1] / 2,
+        f"in inference, {inference[SEQUENTIAL][-1]:.2f} n² are held at once instead of {inference[ALL][-1]:.2f} n²",
+    )
+    evidence.add_condition(
+        "If each head is recomputed in the backward pass, training does not keep n² more per head.",
+        growth(training[RECOMPUTED]) < 0.5,
+        f"recomputed: {training[RECOMPUTED][-1]:.2f} n² kept with {head_counts[-1]} heads",
+    )
+    evidence.add_condition("Every method gives the operator's output.", error < 1e-12, f"within {error:.0e}")
 
-    def grows(y: list[float]) -> float:
-        return slope(many, y).value
-
-    kept_in_turn, kept_again, live = (
-        grows(train["one by one"]),
-        grows(train["one by one, recomputed"]),
-        grows(infer["one by one"]),
+    # A control: its statement must be false. All heads at once store the weights of every head together.
+    parallel = growth(inference[ALL])
+    evidence.add_control(
+        "In inference, all heads at once do not hold n² more per head.", parallel < 0.5, f"{parallel:.2f} n² per head"
     )
-    found.written(
-        "in training, one head at a time keeps n² and not h·n²",
-        kept_in_turn < 0.5,
-        f"for gradients {train['one by one'][-1]:.2f} n² are kept at {heads} heads one by one, "
-        f"{train['all heads at once'][-1]:.2f} n² all at once",
-    )
-    found.condition(
-        "without gradients, one head at a time holds no n² more for each head",
-        live < 0.5 and infer["one by one"][-1] < infer["all heads at once"][-1] / 2,
-        f"in inference {infer['one by one'][-1]:.2f} n² are held at once, not {infer['all heads at once'][-1]:.2f} n²",
-    )
-    found.condition(
-        "with each head computed again for its gradients, no n² more is kept for each head",
-        kept_again < 0.5,
-        f"recomputed: {train['one by one, recomputed'][-1]:.2f} n² kept at {heads} heads",
-    )
-    found.condition("every order gives what the operator gives", far < 1e-12, f"within {far:.0e}")
-    found.control(
-        "all heads at once hold no n² more for each head in inference",
-        grows(infer["all heads at once"]) < 0.5,
-        f"{grows(infer['all heads at once']):.2f} n² more for each head",
-    )
+    curves = {f"{name}, kept for gradients": sizes for name, sizes in training.items()}
+    for name in (ALL, SEQUENTIAL):
+        curves[f"{name}, inference"] = inference[name]
+    title = f"numbers held, in n² (n = {n}, d_head = {d})"
+    evidence.add_curves(title, head_counts, curves, x="heads", y="numbers / n²", log="xy")
+    evidence.numbers |= {"n": n, "heads": heads}
+    evidence.numbers |= {f"{name}, kept / n²": sizes[-1] for name, sizes in training.items()}
+    return evidence
 
 
 CLAIM = Claim(
     id="sequential-heads-save-memory",
-    sources=("001",),
-    statement="Where memory is short, heads are computed one after the other: n² numbers are then needed, not h·n².",
+    title="Heads computed one after the other need n² numbers instead of h·n²",
+    citations=(("exam-answers", "2 (b)"),),
+    statement="If memory is short, heads are computed one after the other, which needs n² numbers instead of h·n².",
     formula=r"M_{turn} = n^2, \qquad M_{once} = h n^2",
-    refuted="A way to run the heads in turn in which what is stored still grows by n² with each head.",
-    control="All heads at once, asked whether what they hold in inference stays the same with more heads.",
-    verdict=HOLDS_IF,
-    correction="No gradient must be wanted, or each head must be computed again in the backward pass. Otherwise "
-    "automatic differentiation keeps the weights of every head until then, h·n² of them, in whatever order heads ran.",
+    refuted_by="A way to compute heads one after the other whose memory still grows by n² with each head.",
+    control="All heads at once in inference: their memory must grow with the number of heads.",
+    verdict=HOLDS_CONDITIONALLY,
+    what_holds="Without gradients, or with recomputation, heads in turn need n² numbers. Otherwise all h·n² weights "
+    "are kept.",
+    correction="No gradients are needed, or each head is recomputed in the backward pass. Otherwise automatic "
+    "differentiation keeps the weights of every head for the backward pass, h·n² numbers, in whatever order the heads "
+    "were computed.",
     check=check,
 )

@@ -1,16 +1,16 @@
-"""M = AAᵀ picks v_a out of v_a + v_b."""
+"""Checks that the projector M = AAᵀ extracts v_a from v_a + v_b if the two subspaces are orthogonal."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.attention import attention
-from regard.claims.claim import HOLDS, Claim, Evidence
+from regard._operator import attention
+from regard.claims._check_helpers import AttentionFn, random_normal
+from regard.claims._claim import HOLDS, Claim, Evidence
 
 Bases = tuple[Tensor, Tensor]
 
@@ -20,31 +20,31 @@ def projector(a: Tensor) -> Tensor:
     return a @ a.T
 
 
-def as_one_line_says(a: Tensor) -> Tensor:
-    """``AᵀA [m, m]``, which is I."""
+def transposed_projector(a: Tensor) -> Tensor:
+    """``AᵀA [m, m]``, which is the identity."""
     return a.T @ a
 
 
-def orthonormal(d: int, m: int, p: int, draw: torch.Generator) -> Bases:
+def orthonormal(d: int, m: int, p: int, generator: torch.Generator) -> Bases:
     """A ``[d, m]`` and B ``[d, p]`` with AᵀA = I, BᵀB = I, AᵀB = 0."""
-    q = torch.linalg.qr(torch.randn(d, m + p, generator=draw, dtype=torch.float64)).Q
+    q = torch.linalg.qr(random_normal(generator, d, m + p)).Q
     return q[:, :m], q[:, m:]
 
 
-def error(a: Tensor, s: Tensor, wanted: Tensor, selector: Callable[[Tensor], Tensor]) -> float:
-    """``‖M s − v_a‖`` at most; −1 where M cannot multiply s."""
+def selection_error(a: Tensor, s: Tensor, expected: Tensor, selector: Callable[[Tensor], Tensor]) -> float:
+    """The largest ``‖M s − v_a‖``; −1 if the shapes of M and s do not fit."""
     try:
-        return float((selector(a) @ s - wanted).norm(dim=0).max())
+        return float((selector(a) @ s - expected).norm(dim=0).max())
     except RuntimeError:
         return -1.0
 
 
-def tilted(a: Tensor, b: Tensor, sine: float) -> Tensor:
-    """B turned towards A: its columns stay unit vectors, and AᵀB has the entry ``sine`` for each pair."""
+def tilt(a: Tensor, b: Tensor, sine: float) -> Tensor:
+    """B tilted towards A: its columns stay unit vectors, and AᵀB has the entry ``sine`` for each pair of columns."""
     pairs = min(a.shape[1], b.shape[1])
-    turned = b.clone()
-    turned[:, :pairs] = math.sqrt(1 - sine**2) * b[:, :pairs] + sine * a[:, :pairs]
-    return turned
+    tilted = b.clone()
+    tilted[:, :pairs] = math.sqrt(1 - sine**2) * b[:, :pairs] + sine * a[:, :pairs]
+    return tilted
 
 
 def check(
@@ -55,48 +55,71 @@ def check(
     samples: int = 50,
     sharpness: float = 200.0,
     seed: int = 0,
-    attend: Callable[..., Any] = attention,
+    attention_fn: AttentionFn = attention,
     bases: Callable[[int, int, int, torch.Generator], Bases] = orthonormal,
     selector: Callable[[Tensor], Tensor] = projector,
 ) -> Evidence:
-    """M s for random v_a and v_b of the two subspaces, on their sum and on the output of attention to both."""
-    found = Evidence()
-    draw = torch.Generator().manual_seed(seed)
-    a, b = bases(d, m, p, draw)
-    c, e = (torch.randn(size, samples, generator=draw, dtype=torch.float64) for size in (m, p))
-    v_a, v_b = a @ c, b @ e
-    off = error(a, v_a + v_b, v_a, selector)
-    found.written("M (v_a + v_b) = v_a", 0 <= off < 1e-12, f"{samples} sums: v_a within {off:.1e}")
+    """Apply M to random sums v_a + v_b, and to the output of a query that attends to both values."""
+    evidence = Evidence()
+    generator = torch.Generator().manual_seed(seed)
+    a, b = bases(d, m, p, generator)
+    c = random_normal(generator, m, samples)
+    e = random_normal(generator, p, samples)
+    v_a = a @ c
+    v_b = b @ e
+    sum_error = selection_error(a, v_a + v_b, v_a, selector)
+    evidence.add_statement("M (v_a + v_b) = v_a", 0 <= sum_error < 1e-12, f"{samples} sums: v_a within {sum_error:.1e}")
+
+    # A query for the first two of three keys: the output is the mean of v_a and v_b.
     keys = torch.eye(3, dtype=torch.float64).expand(samples, 3, 3)
-    values = torch.stack([v_a.T, v_b.T, torch.randn(samples, d, generator=draw, dtype=torch.float64)], 1)
-    both = attend((keys[:, :1] + keys[:, 1:2])[:, None], keys[:, None], values[:, None], scale=sharpness)
-    mixed = error(a, 2 * both[:, 0, 0].T, v_a, selector)
-    found.written("2M picks v_a out of attention to two keys", 0 <= mixed < 1e-12, f"attended: within {mixed:.1e}")
-    line = error(a, v_a + v_b, v_a, as_one_line_says)
-    words = f"AᵀA is {m} × {m}, the vectors have {d} entries" if line < 0 else f"off by {line:.3g}"
-    found.control("M = AᵀA, as one line of the derivation has it, gives v_a", 0 <= line < 1e-12, words)
-    skew = a @ torch.triu(torch.ones(m, m, dtype=torch.float64))
-    loose = error(skew, skew @ c + v_b, skew @ c, selector)
-    found.control("a basis of the same space that is not orthonormal gives v_a", 0 <= loose < 1e-12, f"off {loose:.3g}")
+    values = torch.stack([v_a.T, v_b.T, random_normal(generator, samples, d)], 1)
+    both = attention_fn((keys[:, :1] + keys[:, 1:2])[:, None], keys[:, None], values[:, None], scale=sharpness)
+    output_error = selection_error(a, 2 * both[:, 0, 0].T, v_a, selector)
+    evidence.add_statement(
+        "2M extracts v_a from the output of attention to two keys.",
+        0 <= output_error < 1e-12,
+        f"from attention: within {output_error:.1e}",
+    )
+
+    # Controls: their statements must be false. Each control drops one assumption.
+    transposed_error = selection_error(a, v_a + v_b, v_a, transposed_projector)
+    description = f"the error is {transposed_error:.3g}"
+    if transposed_error < 0:
+        description = f"AᵀA is {m} × {m}, and the vectors have {d} entries"
+    evidence.add_control(
+        "M = AᵀA, as in one line of the derivation, gives v_a.", 0 <= transposed_error < 1e-12, description
+    )
+    # The columns are neither orthogonal nor of length 1; the length matters if there is only one.
+    skewed = a @ (torch.triu(torch.ones(m, m, dtype=torch.float64)) + torch.eye(m, dtype=torch.float64))
+    skewed_error = selection_error(skewed, skewed @ c + v_b, skewed @ c, selector)
+    evidence.add_control(
+        "A basis of the same space that is not orthonormal gives v_a.",
+        0 <= skewed_error < 1e-12,
+        f"the error is {skewed_error:.3g}",
+    )
     sines = [step / 20 for step in range(21)]
-    curve = [error(a, v_a + tilted(a, b, x) @ e, v_a, selector) for x in sines]
-    found.control("with AᵀB ≠ 0 it gives v_a", 0 <= curve[4] < 1e-12, f"sine {sines[4]:g}: off by {curve[4]:.3g}")
-    lines = {"‖M s − v_a‖": (sines, curve)}
-    found.draw("what of v_b comes through when the subspaces lean towards each other", lines, x="sine", y="error")
-    found.numbers |= {"largest error": max(off, mixed), "not orthonormal": loose, "leaning by 0.2": curve[4]}
-    return found
+    errors = [selection_error(a, v_a + tilt(a, b, sine) @ e, v_a, selector) for sine in sines]
+    evidence.add_control(
+        "Subspaces with AᵀB ≠ 0 give v_a.", 0 <= errors[4] < 1e-12, f"sine {sines[4]:g}: the error is {errors[4]:.3g}"
+    )
+    title = "what of v_b comes through when the subspaces lean towards each other"
+    evidence.add_curves(title, sines, {"‖M s − v_a‖": errors}, x="sine", y="error")
+    evidence.numbers |= {"largest error": max(sum_error, output_error), "not orthonormal": skewed_error}
+    evidence.numbers["leaning by 0.2"] = errors[4]
+    return evidence
 
 
 CLAIM = Claim(
     id="subspace-selector",
-    sources=("004",),
-    statement="If the columns of A and B are orthonormal bases of two subspaces with AᵀB = 0, M = AAᵀ extracts v_a "
-    "from v_a + v_b.",
+    title="M = AAᵀ extracts v_a from v_a + v_b if the subspaces are orthogonal",
+    citations=(("worked-answers", "(b)"),),
+    statement="If the columns of A and B are orthonormal bases of two subspaces with AᵀB = 0, then M = AAᵀ extracts "
+    "v_a from v_a + v_b.",
     formula=r"v_a = A c, \ v_b = B e, \ A^\top A = I, \ A^\top B = 0 \quad \Rightarrow \quad "
     r"A A^\top (v_a + v_b) = v_a",
-    refuted="Two vectors of such subspaces for which M (v_a + v_b) is not v_a.",
-    control="M = AᵀA, which one line of the derivation writes and shapes forbid; a basis that is not orthonormal; "
-    "subspaces that are not orthogonal.",
+    refuted_by="Two vectors of such subspaces for which M (v_a + v_b) is not v_a.",
+    control="M = AᵀA, which one line of the derivation writes although its shape does not fit; a basis that is not "
+    "orthonormal; subspaces that are not orthogonal.",
     verdict=HOLDS,
     check=check,
 )

@@ -1,60 +1,105 @@
-// The page's frame: which room is open, and going from one to another. A room is a module with `open(root, state)`, which
-// may return a function that is called when the room is left.
-import { element } from "./dom.js";
-import { state } from "./state.js";
+// The frame of the lab: shows one page at a time. A page is a module with `open(root, state)`, which may return a
+// function that is called when the page is left.
+import { get } from "./api.js";
+import { offerToReopen } from "./closed_item.js";
+import { element, onPlainClick, showMessage } from "./dom.js";
+import { markTerms, openGlossary } from "./glossary.js";
+import { createIntroduction } from "./introduction.js";
+import { noticeMissingToken } from "./token_notice.js";
+import { createTour } from "./tour.js";
+import { state } from "./url_state.js";
 import { toggleTheme, themeName } from "./theme.js";
 
-const ROOMS = {
+const PAGES = {
   look: "Look",
   evolve: "Evolve",
   budget: "Budget",
   convolution: "Convolution",
   claims: "Claims",
 };
-let leave = null;
-let shown = null;
+const MAX_NOTICES = 3; // shown on the page at once
+let closePage = null;
+let openPage = null;
+let stopMarking = null;
 
-function links() {
-  const list = document.getElementById("rooms");
+function addLinks() {
+  const list = document.getElementById("pages");
   list.replaceChildren();
-  for (const [name, title] of Object.entries(ROOMS)) {
-    const link = element("a", { href: `?room=${name}`, text: title, dataset: { room: name } });
-    link.addEventListener("click", (event) => {
-      if (event.metaKey || event.ctrlKey || event.shiftKey) return;
-      event.preventDefault();
-      if (name !== shown) state.leaveFor({ room: name });
+  for (const [name, title] of Object.entries(PAGES)) {
+    const link = element("a", { href: `?page=${name}`, text: title, dataset: { page: name } });
+    onPlainClick(link, () => {
+      if (name !== openPage) state.leaveFor({ page: name });
     });
     list.append(element("li", {}, link));
   }
 }
 
-async function show() {
-  const name = Object.hasOwn(ROOMS, state.get("room")) ? state.get("room") : "look";
-  for (const link of document.querySelectorAll("#rooms a")) {
-    if (link.dataset.room === name) {
+function markLink(name) {
+  for (const link of document.querySelectorAll("#pages a")) {
+    if (link.dataset.page === name) {
       link.setAttribute("aria-current", "page");
-      link.scrollIntoView({ block: "nearest", inline: "nearest" }); // on a narrow screen the rooms are a strip
-    } else link.removeAttribute("aria-current");
+      link.scrollIntoView({ block: "nearest", inline: "nearest" }); // on a narrow screen the links scroll sideways
+    } else {
+      link.removeAttribute("aria-current");
+    }
   }
-  if (name === shown) return;
-  leave?.();
-  leave = null;
-  shown = name;
-  document.title = `${ROOMS[name]} · regard lab`;
-  const root = document.getElementById("room");
-  root.className = `room ${name}`;
-  root.replaceChildren(element("p", { className: "loading", text: "…" }));
-  const module = await import(`./${name}.js`);
-  if (shown !== name) return;
-  root.replaceChildren();
-  const left = (await module.open(root, state)) ?? null;
-  if (shown === name) leave = left;
-  else left?.(); // another room was opened meanwhile
 }
 
-const theme = document.getElementById("theme");
-theme.textContent = themeName();
-theme.addEventListener("click", () => { theme.textContent = toggleTheme(); });
-links();
+// The browser does not say why a script was not loaded. A request tells whether the lab runs and admits this tab.
+async function sayWhyNotLoaded(root, name) {
+  const reason = await get("/api/jobs").then(() => "try again", (error) => error.message);
+  if (openPage !== name) return;
+  root.replaceChildren(element("p", { className: "error", text: `This page could not be loaded: ${reason}` }));
+  openPage = null; // so that the link to the page works again
+}
+
+async function show() {
+  const name = Object.hasOwn(PAGES, state.get("page")) ? state.get("page") : "look";
+  markLink(name);
+  tour.follow(name);
+  if (name === openPage) return;
+
+  closePage?.();
+  stopMarking?.();
+  closePage = null;
+  openPage = name;
+  document.title = `${PAGES[name]} · regard lab`;
+  const root = document.getElementById("page");
+  root.className = `page ${name}`;
+  root.replaceChildren(element("p", { className: "loading", text: "…" }));
+  stopMarking = markTerms(root, name);
+  showIntroduction(name, name === "look" ? [tour.button()] : []);
+
+  const module = await import(`./${name}.js`).catch(() => null);
+  if (module === null) {
+    await sayWhyNotLoaded(root, name);
+    return;
+  }
+  if (openPage !== name) return; // another page was opened meanwhile
+  root.replaceChildren();
+  const close = (await module.open(root, state)) ?? null;
+  if (openPage === name) closePage = close;
+  else close?.();
+}
+
+// What the lab has to say about its files, for example that its list was damaged: lines that stay until dismissed.
+async function showNotices() {
+  const { notices } = await get("/api/workspace");
+  for (const notice of notices.slice(0, MAX_NOTICES)) showMessage(notice, "notice");
+  const more = notices.length - MAX_NOTICES;
+  if (more > 0) showMessage(`${more} more of these are in the terminal of the lab`, "notice");
+}
+
+const themeButton = document.getElementById("theme");
+themeButton.textContent = themeName();
+themeButton.addEventListener("click", () => { themeButton.textContent = toggleTheme(); });
+const showIntroduction = createIntroduction(
+  document.getElementById("introduction"), document.getElementById("about"));
+const tour = createTour(document.getElementById("tour"), state);
+document.getElementById("terms").addEventListener("click", () => openGlossary());
+offerToReopen();
+noticeMissingToken();
+addLinks();
 state.onLeave(show);
 show();
+showNotices().catch(() => {}); // a lab that does not respond is reported by the page itself

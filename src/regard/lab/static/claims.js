@@ -1,73 +1,113 @@
-// The room «Claims»: the ledger with its verdicts; each check can be run again, with other numbers.
+// The Claims page: the ledger with its verdicts; each check can be run again with other numbers.
 import { get } from "./api.js";
-import { element, note } from "./dom.js";
-import { run } from "./claims/check.js";
+import { element } from "./dom.js";
+import { run } from "./claims/run_check.js";
 import { list } from "./claims/list.js";
-import { page } from "./claims/page.js";
+import { page } from "./claims/claim_detail.js";
+import { typeset } from "./claims/safe_mathml.js";
 import { verdict, VERDICTS } from "./claims/words.js";
 
-const PREFIX = "p."; // of the address's fields that are a claim's numbers
+const PREFIX = "p."; // of those fields of the address that are parameters of a claim
 
 export async function open(root, state) {
   let ledger = null;
-  const waiting = element("p", { className: "loading", text: "opening the ledger …" });
-  root.append(waiting);
+  const loading = element("p", { className: "loading", text: "opening the ledger …" });
+  root.append(loading);
   try {
     ledger = await get("/api/claims/ledger");
   } catch (error) {
-    waiting.replaceWith(element("p", { className: "error", text: error.message }));
+    loading.replaceWith(element("p", { className: "error", text: error.message }));
     return undefined;
   }
-  if (!waiting.isConnected) return undefined; // somebody went to another room meanwhile
-  waiting.remove();
-  const all = element("button", { type: "button", text: "run all", on: { click: runAll } });
-  const bar = element("progress", { max: 1, value: 0, hidden: true, "aria-label": "how many claims were run" });
-  const told = element("span", { className: "quiet", role: "status" });
-  const names = list(ledger, state, (name) => { state.push(fields(name, {})); show(); });
-  const side = element("aside", { "aria-label": "the ledger" }, element("div", { className: "bar" }, element("h2", { text: "Claims" }), all, bar, told), names.box);
-  const place = element("div", { className: "place" });
-  let [shown, running] = [null, null];
+  if (!loading.isConnected) return undefined; // another page was opened meanwhile
+  loading.remove();
 
-  // All fields of a claim's numbers; those that it does not have are taken away.
-  function fields(name, chosen) {
-    const given = [...new URLSearchParams(location.search).keys()].filter((key) => key.startsWith(PREFIX));
-    return { claim: name, ...Object.fromEntries(given.map((key) => [key, null])), ...Object.fromEntries(Object.entries(chosen).map(([key, value]) => [PREFIX + key, value])) };
+  let running = null;
+  let runName = "run all";
+  const runButton = element("button", { type: "button", text: "run all", on: { click: runAll } });
+  const progress = element("progress", { max: 1, value: 0, hidden: true, "aria-label": "how many claims were run" });
+  const status = element("span", { className: "quiet", role: "status" });
+  const claims = list(ledger, state, (name) => {
+    state.push(addressFields(name, {}));
+    show();
+  }, nameButton);
+  const bar = element("div", { className: "bar" }, element("h2", { text: "Claims" }), runButton, progress, status);
+  const side = element("aside", { "aria-label": "the ledger" }, bar, claims.box);
+  const main = element("div", { className: "place" });
+  let shownPage = null;
+
+  function nameButton(shown, all) {
+    runName = shown === all ? "run all" : `run these ${shown}`;
+    runButton.disabled = shown === 0 && !running;
+    if (!running) runButton.textContent = runName;
+  }
+
+  // The fields of the address for a claim. Parameters of another claim are removed.
+  function addressFields(name, parameters) {
+    const fields = { claim: name };
+    for (const key of new URLSearchParams(location.search).keys()) {
+      if (key.startsWith(PREFIX)) fields[key] = null;
+    }
+    for (const [key, value] of Object.entries(parameters)) fields[PREFIX + key] = value;
+    return fields;
   }
 
   function show() {
-    const one = ledger.claims.find((claim) => claim.id === state.get("claim"));
-    shown?.leave();
-    shown = null;
-    names.mark(one?.id);
-    root.classList.toggle("opened", Boolean(one));
-    if (!one) {
-      place.replaceChildren(summary());
+    const claim = ledger.claims.find((one) => one.id === state.get("claim"));
+    shownPage?.leave();
+    shownPage = null;
+    claims.mark(claim?.id);
+    root.classList.toggle("opened", Boolean(claim));
+    if (!claim) {
+      main.replaceChildren(introduction());
       return;
     }
-    const chosen = {};
-    for (const { name, value } of one.parameters) {
-      const given = state.number(PREFIX + name, value);
-      if (given !== value) chosen[name] = given;
+
+    const parameters = {};
+    for (const { name, value } of claim.parameters) {
+      const fromAddress = state.number(PREFIX + name, value);
+      if (fromAddress !== value) parameters[name] = fromAddress;
     }
-    shown = page(one, chosen, {
-      back: () => { state.push(fields(null, {})); show(); },
-      changed: (now) => state.set(fields(one.id, now)),
-      ran: (result) => names.ran(one.id, result),
+    shownPage = page(claim, parameters, {
+      back: () => {
+        state.push(addressFields(null, {}));
+        show();
+      },
+      changed: (values) => state.set(addressFields(claim.id, values)),
+      ran: (result) => claims.showResult(claim.id, result),
     });
-    place.replaceChildren(shown.box);
-    names.show(one.id);
+    main.replaceChildren(shownPage.box);
+    claims.scrollTo(claim.id);
     if (matchMedia("(max-width: 900px)").matches) scrollTo(0, 0);
   }
 
-  function summary() {
-    const counts = Object.keys(VERDICTS).map((name) => [name, ledger.claims.filter((one) => one.verdict === name).length]).filter(([, many]) => many);
+  function introduction() {
+    const counts = [];
+    for (const name of Object.keys(VERDICTS)) {
+      const count = ledger.claims.filter((claim) => claim.verdict === name).length;
+      if (count) counts.push(element("li", {}, verdict(name), ` ${count}: ${VERDICTS[name][2]}`));
+    }
+    const documents = [];
+    for (const { label, title, kind, about } of ledger.documents) {
+      documents.push(element("dt", { text: label }),
+        element("dd", {}, element("cite", { text: title }), ` (${kind}). `, ...typeset(about)));
+    }
     return element("div", { className: "panel intro" },
-      element("h2", { text: `${ledger.claims.length} statements of the theory, executed` }),
-      element("p", { text: "Each is a check that runs here: it asks the statement as written, the same where its condition is met or as corrected, and a control that must fail. The verdict follows from the answers." }),
-      element("p", { className: "bar" }, ...counts.map(([name, many]) => element("span", {}, verdict(name), ` ${many}`))),
-      element("p", { className: "quiet", text: "Pick one to see what was found, and turn its numbers." }));
+      element("h2", { text: `${ledger.claims.length} claims of the theory, executed` }),
+      element("p", {
+        text: "Each claim is a check that runs here. It tests the statement as written, the statement with its condition or correction, and a control that must fail. The verdict follows from the results.",
+      }),
+      element("ul", { className: "counts" }, ...counts),
+      element("p", { text: "A title in quotation marks is a claim that does not hold as it stands; the line below it says what holds." }),
+      element("p", { className: "quiet", text: "Select a claim to see its evidence, and change its parameters." }),
+      // On a phone the list of claims follows, so the documents are folded there.
+      element("details", { open: matchMedia("(min-width: 901px)").matches },
+        element("summary", { text: "The documents" }),
+        element("p", { className: "quiet", text: "The claims are statements of five course documents. None of them names an author." }),
+        element("dl", { className: "documents" }, ...documents)));
   }
 
+  // The button starts a run of all visible claims; while they run, it cancels them.
   async function runAll() {
     if (running) {
       running.abort();
@@ -75,36 +115,43 @@ export async function open(root, state) {
     }
     running = new AbortController();
     const { signal } = running;
-    const wanted = names.visible();
-    let [good, done] = [0, 0];
-    [all.textContent, bar.hidden, bar.max, bar.value] = ["cancel", false, Math.max(1, wanted.length), 0];
-    for (const name of wanted) {
-      told.textContent = `${done} of ${wanted.length}`;
-      names.ran(name, null);
+    const names = claims.visible();
+    let asRecorded = 0;
+    let done = 0;
+    runButton.textContent = "cancel";
+    progress.hidden = false;
+    progress.max = Math.max(1, names.length);
+    progress.value = 0;
+    for (const name of names) {
+      status.textContent = `${done} of ${names.length}`;
+      claims.showResult(name, null);
       try {
         const result = await run(name, {}, () => {}, signal);
-        names.ran(name, result);
-        good += result.as_recorded ? 1 : 0;
+        claims.showResult(name, result);
+        if (result.as_recorded) asRecorded += 1;
       } catch (error) {
         if (signal.aborted) {
-          names.clear(name);
+          claims.clearResult(name);
           break;
         }
-        names.ran(name, { error: error.message });
+        claims.showResult(name, { error: error.message });
       }
-      bar.value = ++done;
+      done += 1;
+      progress.value = done;
     }
-    told.textContent = `${good} of ${done} reproduced${signal.aborted ? ", then cancelled" : ""}`;
-    [all.textContent, bar.hidden, running] = ["run all", true, null];
+    status.textContent = `${asRecorded} of ${done} as recorded${signal.aborted ? ", then cancelled" : ""}`;
+    running = null;
+    runButton.textContent = runName;
+    progress.hidden = true;
   }
 
-  root.append(side, place);
+  root.append(side, main);
   show();
-  const stop = state.onChange(show);
+  const stopListening = state.onChange(show);
   return () => {
-    stop();
+    stopListening();
     running?.abort();
-    shown?.leave();
+    shownPage?.leave();
     root.classList.remove("opened");
   };
 }

@@ -1,82 +1,82 @@
-// Small helpers for building pages by hand.
+// Helpers that build page elements and show messages.
+export { formatNumber, svgElement } from "./shared.js";
 
 // element("button", { text, className, dataset, on: { click }, … attributes }, ...children)
-export function element(kind, given = {}, ...children) {
-  const made = document.createElement(kind);
-  for (const [name, value] of Object.entries(given)) {
+export function element(tag, options = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(options)) {
     if (value === null || value === undefined) continue;
-    if (name === "text") made.textContent = value;
-    else if (name === "className") made.className = value;
-    else if (name === "dataset") Object.assign(made.dataset, value);
-    else if (name === "on") for (const [event, call] of Object.entries(value)) made.addEventListener(event, call);
-    else if (typeof value === "boolean") made.toggleAttribute(name, value);
-    else made.setAttribute(name, value);
+    if (name === "text") {
+      node.textContent = value;
+    } else if (name === "className") {
+      node.className = value;
+    } else if (name === "dataset") {
+      Object.assign(node.dataset, value);
+    } else if (name === "on") {
+      for (const [event, handler] of Object.entries(value)) node.addEventListener(event, handler);
+    } else if (typeof value === "boolean") {
+      node.toggleAttribute(name, value);
+    } else {
+      node.setAttribute(name, value);
+    }
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
-  return made;
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
 }
 
-export function drawing(kind, attributes = {}, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", kind);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
-}
+const MAX_MESSAGES = 4; // at a time
+let controlCount = 0; // controls need ids of their own, for their labels
 
-// A number to three digits; a true minus sign, so that columns line up.
-export function said(x) {
-  if (x === null || x === undefined || Number.isNaN(x)) return "–";
-  if (!Number.isFinite(x)) return x > 0 ? "∞" : "−∞";
-  const size = Math.abs(x);
-  const digits = size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3;
-  const text = size === 0 || size >= 0.001 ? x.toFixed(digits) : x.toPrecision(2);
-  return text.replaceAll("-", "−");
-}
-
-// 12,345,678 → "12.3 M"
-export function short(x) {
-  const size = Math.abs(x);
-  for (const [unit, one] of [["P", 1e15], ["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
-    if (size >= one) return `${(x / one).toPrecision(3)} ${unit}`;
-  }
-  return said(x);
-}
-
-let count = 0;
-
-// A labelled slider: `values` are the steps it can stand on, `show` says one in words. It calls `change(value)` live.
-export function slider(label, values, at, show, change) {
-  const id = `slider-${count++}`;
-  const out = element("output", { for: id, text: show(values[at]) });
-  const input = element("input", { id, type: "range", min: 0, max: values.length - 1, step: 1, value: at });
-  const tell = () => {
+// A labelled slider over the steps in `values`. `format` turns a value into text; `onChange(value)` is called live.
+export function slider(label, values, index, format, onChange) {
+  const id = `slider-${controlCount++}`;
+  const output = element("output", { for: id, text: format(values[index]) });
+  const input = element("input", { id, type: "range", min: 0, max: values.length - 1, step: 1, value: index });
+  const update = () => {
     const value = values[Number(input.value)];
-    out.textContent = show(value);
-    input.setAttribute("aria-valuetext", show(value));
+    output.textContent = format(value);
+    input.setAttribute("aria-valuetext", format(value));
     return value;
   };
-  tell();
-  input.addEventListener("input", () => change(tell()));
-  const box = element("div", { className: "slider" }, element("label", { for: id, text: label }), input, out);
-  box.put = (value) => { input.value = String(Math.max(0, values.indexOf(value))); tell(); };
+  update();
+  input.addEventListener("input", () => onChange(update()));
+  const box = element("div", { className: "slider" }, element("label", { for: id, text: label }), input, output);
+  box.put = (value) => {
+    input.value = String(Math.max(0, values.indexOf(value)));
+    update();
+  };
   return box;
 }
 
-export function select(label, options, value, change) {
-  const id = `select-${count++}`;
-  const made = element("select", { id, on: { change: () => change(made.value) } });
-  for (const [name, text] of options) made.append(element("option", { value: name, text }));
-  made.value = value;
-  return element("div", { className: "field" }, element("label", { for: id, text: label }), made);
+export function select(label, options, value, onChange) {
+  const id = `select-${controlCount++}`;
+  const input = element("select", { id, on: { change: () => onChange(input.value) } });
+  for (const [name, text] of options) input.append(element("option", { value: name, text }));
+  input.value = value;
+  return element("div", { className: "field" }, element("label", { for: id, text: label }), input);
 }
 
-export function checkbox(label, checked, change) {
-  const input = element("input", { type: "checkbox", checked, on: { change: () => change(input.checked) } });
+export function checkbox(label, checked, onChange) {
+  const input = element("input", { type: "checkbox", checked, on: { change: () => onChange(input.checked) } });
   return element("label", { className: "switch" }, input, ` ${label}`);
 }
 
-// Only the last of many calls in a row, once `wait` ms have passed.
-export function settled(call, wait = 120) {
+// Options of `select` whose texts are their values.
+export function sameNames(names) {
+  return names.map((name) => [String(name), String(name)]);
+}
+
+// A click on a link calls `act` instead. With a modifier key the browser opens the link in a new tab or window.
+export function onPlainClick(link, act) {
+  link.addEventListener("click", (event) => {
+    if (event.metaKey || event.ctrlKey || event.shiftKey) return;
+    event.preventDefault();
+    act();
+  });
+}
+
+// Of many calls in a row only the last one runs, once `wait` ms have passed.
+export function debounce(call, wait = 120) {
   let timer = 0;
   return (...args) => {
     clearTimeout(timer);
@@ -84,13 +84,26 @@ export function settled(call, wait = 120) {
   };
 }
 
-// One line at the foot of the page that goes away by itself; errors stay longer.
-export function note(text, kind = "") {
-  const box = document.getElementById("notes");
-  const line = element("p", { className: kind, text });
-  line.append(element("button", { type: "button", "aria-label": "dismiss", text: "×", on: { click: () => line.remove() } }));
-  box.append(line);
-  setTimeout(() => line.remove(), kind === "error" ? 12000 : 5000);
+// One line at the bottom of the window, above the page. It disappears by itself; an error or a notice stays until it is
+// dismissed, and a message with a button (`action` is { text, run }) stays for a while.
+export function showMessage(text, kind = "", action = null) {
+  const notes = document.getElementById("notes");
+  for (const shown of [...notes.children]) {
+    if (shown.dataset.text === text) shown.remove(); // the same message twice says nothing new
+  }
+  const line = element("p", { className: kind, dataset: { text } }, element("span", { text }));
+  if (action) {
+    const run = () => {
+      line.remove();
+      action.run();
+    };
+    line.append(element("button", { type: "button", className: "action", text: action.text, on: { click: run } }));
+  }
+  const dismiss = { type: "button", "aria-label": "dismiss", text: "×", on: { click: () => line.remove() } };
+  line.append(element("button", dismiss));
+  notes.append(line);
+  while (notes.children.length > MAX_MESSAGES) notes.firstChild.remove();
+  if (kind !== "error" && kind !== "notice") setTimeout(() => line.remove(), action ? 30000 : 5000);
 }
 
 export function download(name, blob) {

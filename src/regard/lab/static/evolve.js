@@ -1,168 +1,241 @@
-// The room «Evolve»: a training run, step by step; one scrubber moves all that is shown.
-import { get } from "./api.js";
-import { element, note, settled } from "./dom.js";
+// The Evolve page: a training run, step by step. One slider selects the step of everything that is shown.
+import { get, post } from "./api.js";
+import { showClosed } from "./closed_item.js";
+import { HEAD_TYPE_COLOURS } from "./colour.js";
+import { debounce, element, onPlainClick, showMessage } from "./dom.js";
+import { RunData } from "./evolve/run_data.js";
+import { createRunView } from "./evolve/run_view.js";
+import { createStepSlider } from "./evolve/step_slider.js";
+import { createTrainForm } from "./evolve/train_form.js";
+import { createTrainingStatus } from "./evolve/training_status.js";
 import { onTheme } from "./theme.js";
-import { RunData } from "./evolve/data.js";
-import { live } from "./evolve/live.js";
-import { scrubber } from "./evolve/scrubber.js";
-import { stage } from "./evolve/stage.js";
-import { trainForm } from "./evolve/train.js";
+
+// What the list of runs says about a run that has not ended.
+const STATE_NOTES = {
+  training: "training", growing: "training", waiting: "waiting", stopped: "stopped", unstarted: "never started", failed: "failed",
+};
+const NO_RUNS = "No run is open yet. Train a small model here, and see how its heads learn.";
+
+// The address fields that open the model of a run on the Look page: with the run's recording, or with the input form
+// if there is none.
+function lookFields({ model, recording }) {
+  if (recording) return { page: "look", recording };
+  return { page: "look", model: model ?? "", input: 1 };
+}
 
 export async function open(root, state) {
-  const picker = element("select", { id: "evolve-run", on: { change: () => go(picker.value) } });
+  const runList = element("select", { id: "evolve-run", on: { change: () => openRun(runList.value) } });
   const facts = element("p", { className: "facts" });
-  const look = element("a", { className: "look-at", text: "look at this model", hidden: true });
-  const fresh = element("button", { type: "button", text: "train a model", "aria-expanded": "false" });
-  const top = element("div", { className: "bar top" },
-    element("div", { className: "field" }, element("label", { for: picker.id, text: "run" }), picker), facts, look, fresh);
-  const shown = { data: null, at: 0, head: 0, value: "entropy", of: "map", which: "all", even: false };
-  const keep = settled((fields) => state.set(fields), 200);
-  const form = trainForm(async (run) => {
-    fresh.setAttribute("aria-expanded", "false");
-    await list();
-    await go(run);
+  const lookLink = element("a", { className: "look-at", text: "inspect this model", hidden: true });
+  const trainButton = element("button", { type: "button", text: "train a model", "aria-expanded": "false" });
+  const closeButton = element("button", { type: "button", className: "quiet", text: "close", hidden: true });
+  const runField = element("div", { className: "field" }, element("label", { for: runList.id, text: "run" }), runList);
+  const selection = {
+    data: null, record: 0, head: 0, valueName: "entropy", content: "map", headFilter: "all", linearSteps: false,
+    colourBy: "", // a head type whose confidence colours the heads; "": the most confident type
+  };
+  const form = createTrainForm(async (run) => {
+    trainButton.setAttribute("aria-expanded", "false");
+    await loadRuns();
+    await openRun(run);
   });
-  const growing = live(grown);
-  const time = scrubber(jump);
-  const view = stage({ jump, change });
-  let turn = 0; // which run was asked for last
-  let following = true; // whether the scrubber goes along with a run that grows
+  const status = createTrainingStatus(updateRun);
+  const slider = createStepSlider(selectRecord);
+  const view = createRunView({ selectRecord, change });
+  const setAddressLater = debounce((fields) => state.set(fields), 200);
+  let openCount = 0; // grows with each openRun, so that one that waits for data can see that a later one has started
+  let followsEnd = true; // whether new records of a run that trains are selected
 
-  fresh.addEventListener("click", async () => {
+  trainButton.addEventListener("click", async () => {
     try {
-      fresh.setAttribute("aria-expanded", String(await form.toggle()));
+      trainButton.setAttribute("aria-expanded", String(await form.toggle()));
     } catch (error) {
-      note(error.message, "error");
+      showMessage(error.message, "error");
     }
   });
 
-  function jump(record, head = null) {
-    const { data } = shown;
+  closeButton.addEventListener("click", async () => {
+    try {
+      const { undo } = await post("/api/evolve/close", { run: selection.data.id });
+      await showFirstRun();
+      if (undo) {
+        showClosed("run", undo, async (run) => {
+          await loadRuns();
+          await openRun(run);
+        });
+      }
+    } catch (error) {
+      showMessage(error.message, "error");
+    }
+  });
+
+  function selectRecord(record, head = null) {
+    const { data } = selection;
     if (!data?.steps.length) return;
-    shown.at = Math.max(0, Math.min(record, data.steps.length - 1));
-    following = shown.at === data.steps.length - 1;
-    if (head !== null) shown.head = head;
-    time.put(data.steps, shown.at);
-    view.move(shown, head !== null);
-    keep({ step: following ? null : data.steps[shown.at], head: shown.head || null });
+    const last = data.steps.length - 1;
+    selection.record = Math.max(0, Math.min(record, last));
+    followsEnd = selection.record === last;
+    if (head !== null) selection.head = head;
+    slider.show(data.steps, selection.record);
+    view.drawSelected(selection, head !== null);
+    const step = followsEnd ? null : data.steps[selection.record];
+    setAddressLater({ step, head: selection.head || null });
   }
 
-  function change(what) {
-    Object.assign(shown, what);
+  function change(values) {
+    Object.assign(selection, values);
     state.set({
-      value: shown.value === "entropy" ? null : shown.value, which: shown.which === "all" ? null : shown.which,
-      time: shown.even ? "even" : null, of: what.of ?? state.get("of"),
+      value: selection.valueName === "entropy" ? null : selection.valueName,
+      which: selection.headFilter === "all" ? null : selection.headFilter,
+      colour: selection.colourBy || null,
+      time: selection.linearSteps ? "even" : null,
+      of: values.content ?? state.get("of"),
     });
-    view.draw(shown);
+    view.draw(selection);
   }
 
-  async function list() {
+  async function loadRuns() {
     const { runs } = await get("/api/evolve/runs");
-    picker.replaceChildren(...runs.map((run) => element("option", { value: run.id, text: run.state === "training" ? `${run.title} (trains)` : run.title })));
-    picker.disabled = !runs.length;
+    runList.replaceChildren();
+    for (const run of runs) {
+      const note = STATE_NOTES[run.state];
+      const text = note ? `${run.title} (${note})` : run.title;
+      runList.append(element("option", { value: run.id, text }));
+    }
+    runList.disabled = !runs.length;
     return runs;
   }
 
-  async function go(id) {
-    const mine = ++turn;
-    time.pause();
-    growing.end();
+  async function openRun(id) {
+    openCount += 1;
+    const thisOpen = openCount;
+    slider.pause();
+    status.end();
     const data = new RunData(id);
     try {
-      await data.grow();
+      await data.update();
     } catch (error) {
-      if (mine === turn) note(error.message, "error");
+      if (thisOpen === openCount) showMessage(error.message, "error");
       return;
     }
-    if (mine !== turn) return;
-    const first = shown.data === null; // the address tells of the first run that is shown
-    const names = data.names.flatMap((group) => group.names);
-    picker.value = id;
-    shown.data = data;
-    shown.of = data.told.on_grid && state.get("of", "profile") !== "map" ? "profile" : "map";
-    const wanted = first ? state.get("value", "entropy") : shown.value;
-    shown.value = names.length && !names.includes(wanted) ? "entropy" : wanted;
-    if (first) [shown.which, shown.even] = [state.get("which", "all"), state.get("time") === "even"];
-    const step = first ? state.number("step", null) : null;
-    shown.at = step === null ? data.steps.length - 1 : Math.max(0, data.steps.findLastIndex((one) => one <= step));
-    shown.head = first ? Math.max(0, Math.min(state.number("head", 0), data.heads.length - 1)) : 0;
-    following = step === null;
-    state.set({ run: id, step, head: shown.head || null });
-    time.put(data.steps, shown.at);
-    tell();
-    view.draw(shown);
-    growing.follow(data.told);
-  }
+    if (thisOpen !== openCount) return;
+    const isFirst = selection.data === null; // the address describes the first run that is shown
+    runList.value = id;
+    selection.data = data;
+    selection.content = data.run.on_grid && state.get("of", "profile") !== "map" ? "profile" : "map";
 
-  // What is new of the run that is shown; says how it stands.
-  async function grown() {
-    const { data } = shown;
-    const before = data.told.state;
-    const more = await data.grow();
-    if (shown.data !== data) return data.told;
-    if (more) {
-      if (following) shown.at = Math.max(0, data.steps.length - 1);
-      if (data.told.on_grid && shown.of === "map" && state.get("of") !== "map") shown.of = "profile";
-      time.put(data.steps, shown.at);
-      view.draw(shown);
+    const names = data.measures.flatMap((group) => group.measures.map((measure) => measure.name));
+    if (isFirst) selection.valueName = state.get("value", "entropy");
+    if (names.length && !names.includes(selection.valueName)) selection.valueName = "entropy";
+
+    let step = null;
+    selection.head = 0;
+    if (isFirst) {
+      selection.headFilter = state.get("which", "all");
+      const type = state.get("colour", "");
+      selection.colourBy = Object.hasOwn(HEAD_TYPE_COLOURS, type) ? type : "";
+      selection.linearSteps = state.get("time") === "even";
+      selection.head = Math.max(0, Math.min(state.number("head", 0), data.heads.length - 1));
+      step = state.number("step", null);
     }
-    tell();
-    if (before !== data.told.state) {
-      await list();
-      picker.value = data.id;
+    followsEnd = step === null;
+    if (followsEnd) selection.record = data.steps.length - 1;
+    else selection.record = Math.max(0, data.steps.findLastIndex((recorded) => recorded <= step));
+    state.set({ run: id, step, head: selection.head || null });
+    slider.show(data.steps, selection.record);
+    showFacts();
+    view.draw(selection);
+    status.follow(data.run);
+  }
+
+  // Show the run of an id, or else the first one; the form if there is none.
+  async function showFirstRun(id = null) {
+    const runs = await loadRuns();
+    if (runs.length) {
+      await openRun((runs.find((run) => run.id === id) ?? runs[0]).id);
+      return;
     }
-    return data.told;
+    selection.data = null;
+    facts.textContent = "";
+    closeButton.hidden = true;
+    lookLink.hidden = true;
+    slider.show([], 0);
+    view.showEmpty(NO_RUNS);
+    if (form.box.hidden) trainButton.click();
   }
 
-  function tell() {
-    const { told, steps, heads } = shown.data;
-    const best = told.result?.best;
-    const score = best ? ` · ${told.score ?? "loss"} ${best.scores[told.score ?? "loss"]?.toFixed(3)} held out` : "";
-    facts.textContent = heads.length ? `${heads.length} heads, ${steps.length} records to step ${steps.at(-1).toLocaleString("en")}${score}` : "";
-    look.hidden = !told.model;
-    look.href = `?${new URLSearchParams(lookAt(told))}`;
+  // Load what is new of the shown run. Returns its new description.
+  async function updateRun() {
+    const { data } = selection;
+    const oldState = data.run.state;
+    const hasNews = await data.update();
+    if (selection.data !== data) return data.run;
+    if (hasNews) {
+      if (followsEnd) selection.record = Math.max(0, data.steps.length - 1);
+      const prefersOffsets = data.run.on_grid && state.get("of") !== "map";
+      if (prefersOffsets && selection.content === "map") selection.content = "profile";
+      slider.show(data.steps, selection.record);
+      view.draw(selection);
+    }
+    showFacts();
+    if (oldState !== data.run.state) {
+      await loadRuns();
+      runList.value = data.id;
+    }
+    return data.run;
   }
 
-  look.addEventListener("click", (event) => {
-    if (event.metaKey || event.ctrlKey || event.shiftKey) return;
+  function showFacts() {
+    const { run, heads } = selection.data;
+    facts.textContent = "";
+    if (heads.length) {
+      facts.textContent = `${heads.length} heads, ${run.records}`;
+      const best = run.result?.best;
+      const name = run.score ?? "loss";
+      if (best) {
+        facts.textContent += ` · held-out ${name} ${best.scores[name]?.toFixed(3)} at step ${best.step.toLocaleString("en")}`;
+      }
+      if (typeof run.model_step === "number") {
+        facts.textContent += ` · the model has the weights of step ${run.model_step.toLocaleString("en")}`;
+      }
+    }
+    closeButton.hidden = !run.made || run.state === "training" || run.state === "waiting";
+    closeButton.title = "close this run; Undo brings it back";
+    lookLink.hidden = !run.model;
+    lookLink.href = `?${new URLSearchParams(lookFields(run))}`;
+  }
+
+  onPlainClick(lookLink, () => state.leaveFor(lookFields(selection.data.run)));
+
+  // Arrow keys change the step, unless the focused control uses them.
+  function handleKey(event) {
+    if (event.altKey || event.ctrlKey || event.metaKey || !selection.data) return;
+    if (event.target.closest?.("input, select, textarea, [role=group]")) return;
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (step === undefined) return;
     event.preventDefault();
-    state.leaveFor(lookAt(shown.data.told));
+    selectRecord(selection.record + step);
+  }
+
+  const top = element("div", { className: "bar top" }, runField, closeButton, facts, lookLink, trainButton);
+  root.append(top, form.box, status.box, slider.box, view.box);
+  addEventListener("keydown", handleKey);
+  const stopTheme = onTheme(() => {
+    if (selection.data) view.draw(selection);
   });
-
-  // Arrows go through the steps from wherever nothing else takes them.
-  function keys(event) {
-    if (event.altKey || event.ctrlKey || event.metaKey || event.target.closest?.("input, select, textarea, [role=group]")) return;
-    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (by === undefined || !shown.data) return;
-    event.preventDefault();
-    jump(shown.at + by);
-  }
-
-  root.append(top, form.box, growing.box, time.box, view.box);
-  addEventListener("keydown", keys);
-  const stops = [onTheme(() => shown.data && view.draw(shown)), state.onChange(() => go(state.get("run") || picker.value))];
+  const stopListening = state.onChange(() => openRun(state.get("run") || runList.value));
   try {
-    const runs = await list();
-    const asked = state.get("run");
-    if (runs.length) await go(runs.some((run) => run.id === asked) ? asked : runs[0].id);
-    else {
-      view.empty("No run is open yet. Train a small model here, and watch its heads as they learn.");
-      fresh.click();
-    }
+    await showFirstRun(state.get("run"));
   } catch (error) {
-    note(error.message, "error");
+    showMessage(error.message, "error");
   }
   return () => {
-    turn++;
-    removeEventListener("keydown", keys);
-    time.pause();
-    growing.end();
+    openCount += 1;
+    removeEventListener("keydown", handleKey);
+    slider.pause();
+    status.end();
     view.stop();
-    for (const stop of stops) stop();
+    stopTheme();
+    stopListening();
   };
-}
-
-// The room «Look» at a run's model: at what was recorded of it last, or at its input where nothing was.
-function lookAt({ model, recording }) {
-  return recording ? { room: "look", recording } : { room: "look", model: model ?? "", input: 1 };
 }

@@ -1,123 +1,175 @@
-// The room «Look»: what heads do, from the grid of all of them down to one weight and why it is what it is.
-import { followed, get, post } from "./api.js";
-import { element, note } from "./dom.js";
-import { makeAblate } from "./look/ablate.js";
-import { makeAttend } from "./look/attend.js";
-import { makeDetails } from "./look/details.js";
-import { defaultHead, makeGrid } from "./look/grid.js";
-import { makeHead } from "./look/head.js";
-import { makeInput } from "./look/input.js";
-import { makeMaps } from "./look/maps.js";
-import { recordingOf } from "./look/pinned.js";
-import { makeReading } from "./look/reading.js";
-import { makeScores } from "./look/scores.js";
-import { makeView } from "./look/view.js";
-import { makeWhy } from "./look/why.js";
+// The Look page: all heads of a recording, the map of one of them, and the computation of a single weight.
+import { followJob, get, post } from "./api.js";
+import { element, showMessage } from "./dom.js";
+import { createAblation } from "./look/ablation.js";
+import { loadDescription } from "./look/recording_cache.js";
+import { createHeadBar } from "./look/head_toolbar.js";
+import { createHeadDetails } from "./look/head_details.js";
+import { createHeadGrid, defaultHead } from "./look/head_grid.js";
+import { createHeadNumbersLoader } from "./look/head_numbers.js";
+import { createInputForm } from "./look/input_form.js";
+import { createMapPanel } from "./look/map_panel.js";
+import { createScoreSettings } from "./look/score_settings.js";
+import { createTextPanel } from "./look/text_panel.js";
+import { createView, wholeMap } from "./look/view_state.js";
+import { createWeightLoader } from "./look/selected_weights.js";
+import { createWeightSteps } from "./look/weight_steps.js";
 
-const named = new Map(); // model → its heads' kinds, for recordings that were asked for before they were known
+// Head types by model. Other recordings of the model, loaded before its types were known, get them from here.
+const typesByModel = new Map();
+
+function section(className, label) {
+  return element("section", { className, "aria-label": label });
+}
+
+function hasHead(description, id) {
+  const [layerIndex, head] = id.split(".").map(Number);
+  return description.places.some((layer) => layer.place === layerIndex && layer.heads.includes(head));
+}
 
 export async function open(root, state) {
-  const view = makeView(state, () => root.contains(input));
-  view.workspace = { models: [], recordings: [], runs: [] };
-  const gone = new AbortController();
-  view.gone = gone.signal;
-  const part = (kind, className, label) => element(kind, { className, "aria-label": label });
-  const input = part("section", "input", "input and recordings");
-  const grid = part("section", "panel overview", "all heads");
-  const ablate = part("section", "panel ablate", "ablation");
-  const head = part("section", "head-line", "picked head");
-  const scores = part("section", "panel scores bar", "how scores are made");
-  const maps = part("section", "map-part", "map of weights");
-  const why = part("section", "panel why", "why this number");
-  const reading = part("section", "panel reading", "weights on the text");
-  const details = part("section", "details", "more of this head");
-  const naming = element("p", { className: "quiet naming", role: "status", hidden: true });
-  const left = element("div", { className: "left" }, grid, ablate);
-  const right = element("div", { className: "right" }, head, scores, element("div", { className: "around" }, maps, why), reading, details);
-  const body = element("div", { className: "body", hidden: true }, left, right);
-  root.append(input, body);
-  const ends = [];
+  const input = section("input", "input and recordings");
+  const grid = section("panel overview", "all heads");
+  const ablation = section("panel ablate", "ablation");
+  const headBar = section("head-line", "selected head");
+  const scores = section("panel scores bar", "score settings");
+  const maps = section("map-part", "map of weights");
+  const steps = section("panel why", "computation of the weight");
+  const text = section("panel reading", "weights on the text");
+  const details = section("details", "details of the head");
+  const typeProgress = element("p", { className: "quiet naming", role: "status", hidden: true });
+  // The text stands beside the map, so that both and a weight are visible at once.
+  const left = element("div", { className: "left" }, input, grid, ablation);
+  const around = element("div", { className: "around" }, text, maps);
+  const more = element("div", { className: "more" }, steps, details);
+  const right = element("div", { className: "right" }, headBar, around, scores, more);
+  const body = element("div", { className: "body" }, left, right);
+  root.append(body);
+  const recordingParts = [grid, ablation, right]; // what only a recording has
+  showParts(false);
 
-  async function reload() {
-    view.change({ workspace: await get("/api/workspace", {}, gone.signal) });
+  function showParts(hasRecording) {
+    for (const part of recordingParts) part.hidden = !hasRecording;
   }
 
-  // Show the recording that the address names, or the newest.
-  async function show() {
-    const known = view.workspace.recordings;
-    if (!known.some((one) => one.id === view.recording)) {
-      if (view.recording) note("This recording is not open any more.");
-      // An address that names a head and no recording means the newest's.
-      view.change({ recording: known.at(-1)?.id ?? "", ...(view.recording ? { place: null, head: null } : {}) });
+  const view = createView(state, () => root.contains(input));
+  const control = new AbortController(); // aborted when the page is left
+  view.signal = control.signal;
+  view.workspace = { models: [], recordings: [], runs: [] };
+
+  async function reloadWorkspace() {
+    view.change({ workspace: await get("/api/workspace", {}, control.signal) });
+  }
+
+  // If the recording in the address is not open, select the newest one. An address without a recording keeps its head.
+  function ensureRecording() {
+    const { recordings } = view.workspace;
+    if (recordings.some((recording) => recording.id === view.recording)) return;
+    // An address that names only a model shows its newest recording, or the input for it if there is none.
+    const isForModel = view.model && !view.recording;
+    const candidates = isForModel ? recordings.filter((recording) => recording.model === view.model) : recordings;
+    const newest = { recording: candidates.at(-1)?.id ?? "" };
+    if (view.recording) {
+      showMessage("This recording is not open any more.");
+      newest.layerIndex = null;
+      newest.head = null;
     }
+    view.change(newest);
+  }
+
+  async function showRecording() {
+    // The tour, or another window, may have made the recording after the list was loaded.
+    const isListed = view.workspace.recordings.some((recording) => recording.id === view.recording);
+    if (view.recording && !isListed) await reloadWorkspace().catch(() => {});
+    ensureRecording();
     const { recording } = view;
     if (!recording) {
-      body.hidden = true;
-      return view.change({ found: null, input: true });
+      showParts(false);
+      view.change({ description: null, inputOpen: true });
+      return;
     }
     try {
-      const found = await recordingOf(recording, gone.signal);
-      if (view.recording !== recording) return;
-      const place = found.places.find((one) => one.place === view.place);
-      const fits = place?.heads.includes(view.head);
-      body.hidden = false;
-      view.change({ ...(fits ? {} : defaultHead(found)), found, hover: null, ablated: view.ablated.filter((id) => has(found, id)) });
-      nameKinds(found);
+      const description = await loadDescription(recording, control.signal);
+      if (view.recording !== recording) return; // another recording was selected meanwhile
+      showParts(true);
+      const changes = { description, hover: null, ablated: view.ablated.filter((id) => hasHead(description, id)) };
+      if (!hasHead(description, `${view.layerIndex}.${view.head}`)) Object.assign(changes, defaultHead(description));
+      view.change(changes);
+      findHeadTypes(description);
     } catch (error) {
-      if (error.name !== "AbortError") note(error.message, "error");
+      if (error.name !== "AbortError") showMessage(error.message, "error");
     }
   }
 
-  const has = (found, id) => found.places.some((one) => id.startsWith(`${one.place}.`) && one.heads.includes(Number(id.split(".")[1])));
-
-  // Kinds take a while: the heads are there before their names.
-  async function nameKinds(found) {
-    if (!found.kinds && named.has(found.model)) Object.assign(found, named.get(found.model));
-    if (found.kinds || !found.model || found.naming) return view.change({ kinds: found.kinds });
-    found.naming = true;
-    naming.hidden = false;
+  // Finding the head types takes a while, so the heads are shown before their types are known.
+  async function findHeadTypes(description) {
+    const { model } = description;
+    if (!description.kinds && typesByModel.has(model)) Object.assign(description, typesByModel.get(model));
+    if (description.kinds || !model || description.findingTypes) {
+      view.change({ headTypes: description.kinds });
+      return;
+    }
+    description.findingTypes = true;
+    typeProgress.hidden = false;
     try {
-      await followed(await post("/api/look/kinds", { model: found.model }, gone.signal), (job) => {
-        naming.textContent = `naming heads by what they do on probes … ${job.of ? `${Math.round((100 * job.done) / job.of)} %` : ""}`;
-      }, gone.signal);
-      const { kinds, kind_columns } = await get("/api/look/recording", { recording: found.id }, gone.signal);
-      named.set(found.model, { kinds, kind_columns });
-      Object.assign(found, { kinds, kind_columns });
-      if (view.found === found) view.change({ kinds });
+      const job = await post("/api/look/kinds", { model }, control.signal);
+      const types = await followJob(job, (current) => {
+        const percent = current.of ? `${Math.round((100 * current.done) / current.of)} %` : "";
+        typeProgress.textContent = `finding head types on probes … ${percent}`;
+      }, control.signal); // kinds, kind_source and kind_counts
+      typesByModel.set(model, types);
+      Object.assign(description, types);
+      if (view.description === description) view.change({ headTypes: types.kinds });
     } catch (error) {
-      if (error.name !== "AbortError" && !error.cancelled) note(`Heads could not be named: ${error.message}`, "error");
+      if (error.name !== "AbortError" && !error.cancelled) {
+        showMessage(`The head types could not be found: ${error.message}`, "error");
+      }
     }
-    found.naming = false;
-    naming.hidden = true;
+    description.findingTypes = false;
+    typeProgress.hidden = true;
   }
 
-  function released(event) {
-    const typing = event.target.closest?.("input, textarea, select, details[open]");
-    if (event.key === "Escape" && !typing && view.lock) view.lock(null);
+  function handleEscape(event) {
+    const isTyping = event.target.closest?.("input, textarea, select, details[open]");
+    if (event.key === "Escape" && !isTyping) view.lock?.(null);
   }
 
-  await reload().catch((error) => note(error.message, "error"));
-  let last = view.recording;
+  await reloadWorkspace().catch((error) => showMessage(error.message, "error"));
+  let lastRecording = view.recording;
   view.on("recording", () => {
-    // Another text has other tokens; one that the address did not name is no other.
-    if (last && !view.reloading) view.change({ row: null, key: null, weights: null, at: { u: 0.5, v: 0.5, z: 1 } });
-    last = view.recording;
-    show();
+    // Another text has other tokens, so nothing is locked in it. The recording that is shown first keeps the locked cell
+    // of the address, even if the address does not name the recording.
+    if (lastRecording && !view.reloading) view.change({ row: null, key: null, weights: null, window: wholeMap() });
+    lastRecording = view.recording;
+    showRecording();
   });
-  makeInput(input, view, reload);
-  const shownMaps = makeMaps(maps, view);
-  ends.push(makeGrid(grid, view), () => shownMaps.close());
-  grid.append(naming);
-  makeHead(head, view, shownMaps.map);
-  makeScores(scores, view);
-  ends.push(makeWhy(why, view), makeReading(reading, view), makeDetails(details, view), makeAttend(view));
-  makeAblate(ablate, view);
-  document.addEventListener("keydown", released);
-  ends.push(state.onChange(() => view.reload()), () => document.removeEventListener("keydown", released));
-  await show();
+  createInputForm(input, view, reloadWorkspace);
+  const mapPanel = createMapPanel(maps, view);
+  const closeGrid = createHeadGrid(grid, view);
+  grid.append(typeProgress);
+  const closeHeadBar = createHeadBar(headBar, view, mapPanel.map);
+  createScoreSettings(scores, view);
+  const closeSteps = createWeightSteps(steps, view);
+  const closeText = createTextPanel(text, view);
+  const closeDetails = createHeadDetails(details, view);
+  const closeLoader = createWeightLoader(view);
+  const closeNumbers = createHeadNumbersLoader(view);
+  createAblation(ablation, view);
+  document.addEventListener("keydown", handleEscape);
+  const stopListening = state.onChange(() => view.reload());
+  await showRecording();
   return () => {
-    gone.abort();
+    control.abort();
     view.close();
-    for (const end of ends) end();
+    mapPanel.close();
+    closeGrid();
+    closeHeadBar();
+    closeSteps();
+    closeText();
+    closeDetails();
+    closeLoader();
+    closeNumbers();
+    stopListening();
+    document.removeEventListener("keydown", handleEscape);
   };
 }

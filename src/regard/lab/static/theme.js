@@ -1,7 +1,9 @@
-// Light or dark: the system's choice, until a person makes another.
+// Light or dark theme: the system's choice, unless the user chooses.
+import { readSetting, writeSetting } from "./browser_storage.js";
+
 const system = matchMedia("(prefers-color-scheme: dark)");
-const watchers = new Set();
-let chosen = localStorage.getItem("theme");
+const listeners = new Set();
+let chosen = readSetting("theme");
 
 export function isDark() {
   return chosen ? chosen === "dark" : system.matches;
@@ -11,22 +13,22 @@ export function themeName() {
   return isDark() ? "light" : "dark";
 }
 
-// Rooms redraw their canvases and charts.
-export function onTheme(call) {
-  watchers.add(call);
-  return () => watchers.delete(call);
+// Pages redraw their canvases and charts when the theme changes. Returns a function that stops listening.
+export function onTheme(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
 }
 
 export function toggleTheme() {
   chosen = isDark() ? "light" : "dark";
-  localStorage.setItem("theme", chosen);
+  writeSetting("theme", chosen);
   apply();
   return themeName();
 }
 
 function apply() {
   document.documentElement.dataset.theme = isDark() ? "dark" : "light";
-  for (const call of watchers) call();
+  for (const listener of listeners) listener();
 }
 
 system.addEventListener("change", apply);

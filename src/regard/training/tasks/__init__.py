@@ -1,6 +1,6 @@
-"""The tasks by name."""
+"""The built-in tasks by name: ``TASKS``."""
 
-from regard.training.task import Task
+from regard.training._task import Task
 from regard.training.tasks.agreement import AgreementTask
 from regard.training.tasks.dates import DatesTask
 from regard.training.tasks.digits import DigitsTask

@@ -1,4 +1,4 @@
-"""Dates: from the many ways that people write one to ISO's, character by character, with an encoder–decoder."""
+"""Task "dates": translate written dates into ISO dates, character by character, with an encoder–decoder."""
 
 from __future__ import annotations
 
@@ -12,70 +12,56 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard.config import Config
+from regard._config_json import Config
+from regard.interp._probes import Probe
 from regard.models import Model, create
-from regard.training.recipe import Recipe
-from regard.training.task import Batch, Task, drawn
-from regard.training.tasks.common import (
-    END,
-    PAD,
-    SPECIAL,
-    UNKNOWN,
-    characters,
-    check_batch,
-    check_sizes,
-    in_parts,
-    summed,
-    whole,
-)
-from regard.training.tasks.written_dates import FIRST, FORMS, LAST, SPELLED, held_out, spaced
-from regard.watching.probes import Probe
-
-__all__ = ["DatesTask"]
+from regard.training._recipe import Recipe
+from regard.training._task import Batch, Task, seeded_generator
+from regard.training.tasks import common
+from regard.training.tasks.written_dates import FIRST, FORMS, LAST, SPELLED, change_spaces, is_held_out
 
 CHARACTERS = " ,.-/0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-VOCABULARY = (*SPECIAL, *CHARACTERS)
-OF = {character: i for i, character in enumerate(VOCABULARY)}
-TARGET = 11  # 1987-03-03 and its end
-LONGEST = 64  # a written date has fewer characters
-TRAIN, CHECK = 11, 12  # what is drawn
-CASES = (str, str, str.lower, str.upper)
-# What is trained on has the hardest form four times as often as the others; what is held out has all of them alike.
-TRAINED = (*range(len(FORMS)), *[SPELLED] * 3)
+VOCABULARY = (*common.SPECIAL_TOKENS, *CHARACTERS)
+IDS = common.word_ids(VOCABULARY)
+TARGET_LENGTH = 11  # 1987-03-03 and </s>
+MAX_SOURCE_LENGTH = 64  # longer than any written date
+
+LETTER_CASES = (str, str, str.lower, str.upper)  # str twice: half of the texts stay unchanged
+# Training uses the hardest form four times as often as the others; held-out dates use all forms equally.
+TRAINING_FORMS = (*range(len(FORMS)), *[SPELLED] * 3)
 
 
 class DatesTask(Task):
-    """``Tue 3 Mar 1987 → 1987-03-03``: 19 written forms in small, large or mixed letters, with spaces as people type
+    """Translate ``Tue 3 Mar 1987`` into ``1987-03-03``: 19 written forms, three letter cases, three spacings.
 
-    Dates are those of 1900 … 2099. One *date* in 16 is held out, by a hash of it: it is never trained on, in any form.
-    The score is exact match on them: every character of the answer and its end are right.
+    The dates are all days from 1900 to 2099. A hash holds out one *date* in 16: it is never used for training, in any
+    form. The score is the exact match on held-out dates: every character and the end token are correct.
     """
 
     name: ClassVar[str] = "dates"
-    about: ClassVar[str] = "written dates to ISO dates: a small T5, character by character"
-    recipe: ClassVar[Recipe] = Recipe(
+    description: ClassVar[str] = "written dates to ISO dates: a small T5, character by character"
+    default_recipe: ClassVar[Recipe] = Recipe(
         task="dates",
         steps=1600,
         batch=128,
         rate=3e-3,
-        warmup=100,
         model={"d": 64, "heads": 4, "layers": 2, "hidden": 256},
         data={"checks": 2048},
     )
     score: ClassVar[str] = "exact"
-    higher: ClassVar[bool] = True
     unit: ClassVar[str] = "characters"
 
     def __init__(self, recipe: Recipe, prepared: Path | None = None) -> None:
         super().__init__(recipe, prepared)
-        check_sizes(recipe, len(VOCABULARY))
-        self.checked = whole(recipe, "data.checks")
-        check_batch(recipe, LONGEST + TARGET, "characters")
+        common.check_model_size(recipe, len(VOCABULARY))
+        self.held_out_count = common.integer_setting(recipe, "data.checks")
+        common.check_batch(recipe, MAX_SOURCE_LENGTH + TARGET_LENGTH, "characters")
 
     def model(self) -> Model:
-        sizes = self.given.model
-        d, heads = int(sizes["d"]), int(sizes["heads"])
-        ends = {"decoder_start_token_id": PAD, "eos_token_id": END, "pad_token_id": PAD}
+        sizes = self.recipe.model
+        d = int(sizes["d"])
+        heads = int(sizes["heads"])
+        generation = {"decoder_start_token_id": common.PAD, "eos_token_id": common.END, "pad_token_id": common.PAD}
         config: dict[str, Any] = {
             "model_type": "t5",
             "architectures": ["T5ForConditionalGeneration"],
@@ -89,47 +75,47 @@ class DatesTask(Task):
             "num_heads": heads,
             "relative_attention_num_buckets": 32,
             "relative_attention_max_distance": 128,
-            "dropout_rate": 0.0,  # no two batches are alike: there is nothing to learn by heart
+            "dropout_rate": 0.0,  # every batch is new, so there is nothing to overfit
             "feed_forward_proj": "relu",
             "layer_norm_epsilon": 1e-6,
             "tie_word_embeddings": True,
-            **ends,
+            **generation,
         }
-        beside = {
-            **characters(VOCABULARY),
-            "generation_config.json": json.dumps(ends, indent=2).encode() + b"\n",
-        }
-        model = create(config, beside=beside, std=0.05)
-        model.generation = Config(ends)
-        # The tied head divides logits by √d, so that small embeddings say little for long; but with T5's own, of size
-        # 1, a model begins by repeating what it has just read, sure of itself.
+        files = common.character_tokenizer_files(VOCABULARY)
+        files["generation_config.json"] = json.dumps(generation, indent=2).encode() + b"\n"
+        model = create(config, extra_files=files, std=0.05)
+        model.generation_config = Config(generation)
+        # The tied output layer divides logits by √d: with small embeddings they stay small for many steps. With T5's
+        # std of 1 the untrained model predicts its last input token with high confidence. 0.2 avoids both.
         nn.init.normal_(model.get_parameter("encoder.tokens.embedding.weight"), std=0.2)
         return model
 
     def batch(self, step: int) -> Batch:
-        return pairs(drawn(self.given.seed, TRAIN, step), self.given.batch, held_out=False)
+        generator = seeded_generator(self.recipe.seed, common.TRAIN, step)
+        return draw_pairs(generator, self.recipe.batch, held_out=False)
 
-    def count(self, batch: Batch) -> int:
+    def count_predictions(self, batch: Batch) -> int:
         return int(batch["target"].numel())
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return summed(self._logits(model, batch), batch["target"])
+        return common.summed_cross_entropy(self._logits(model, batch), batch["target"])
 
-    def checks(self) -> Sequence[Batch]:
-        # The same for every seed of a recipe, so that scores of several seeds compare.
-        return in_parts(pairs(drawn(0, CHECK), self.checked, held_out=True))
+    def held_out_batches(self) -> Sequence[Batch]:
+        # The same dates for every seed of a recipe, so that the scores of several seeds can be compared.
+        generator = seeded_generator(0, common.HELD_OUT)
+        return common.split_batches(draw_pairs(generator, self.held_out_count, held_out=True))
 
-    def check(self, model: nn.Module, batch: Batch) -> dict[str, float]:
+    def evaluate_batch(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         logits = self._logits(model, batch)
-        # Greedy writing goes as the target does for as long as it is right. So it writes the target exactly if every
-        # character is the likeliest one after the *true* ones before it, and one pass tells.
-        right = logits.argmax(-1) == batch["target"]
+        # Greedy decoding produces the target if and only if every target character has the largest logit when the
+        # decoder reads the *true* characters before it (teacher forcing). So one pass is enough.
+        correct = logits.argmax(-1) == batch["target"]
         return {
-            "loss": float(summed(logits, batch["target"])),
-            "characters": float(right.numel()),
-            "right characters": float(right.sum()),
-            "right": float(right.all(-1).sum()),
-            "dates": float(len(right)),
+            "loss": float(common.summed_cross_entropy(logits, batch["target"])),
+            "characters": float(correct.numel()),
+            "right characters": float(correct.sum()),
+            "right": float(correct.all(-1).sum()),
+            "dates": float(len(correct)),
         }
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
@@ -140,49 +126,64 @@ class DatesTask(Task):
         }
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        source, target = batch["source"], batch["target"]
-        logits: Tensor = model(source, _shifted(target), padding=source != PAD)
+        source = batch["source"]
+        logits: Tensor = model(source, _decoder_input(batch["target"]), padding=source != common.PAD)
         return logits
 
     def probes(self) -> Sequence[Probe]:
-        """Natural: held-out dates whose sources are of one length, so that nothing is padded; source, then target."""
-        found = pairs(drawn(0, CHECK), 2048, held_out=True)
-        lengths = (found["source"] != PAD).sum(-1)
+        """Return one probe, "natural": held-out dates whose sources have equal length, so there is no padding.
+
+        Each row is the source followed by the input of the decoder.
+        """
+        pairs = draw_pairs(seeded_generator(0, common.HELD_OUT), 2048, held_out=True)
+        lengths = (pairs["source"] != common.PAD).sum(-1)
         length = int(lengths.mode().values)
         chosen = lengths == length
-        ids = torch.cat([found["source"][chosen, :length], _shifted(found["target"][chosen])], 1)[:8]
+        ids = torch.cat([pairs["source"][chosen, :length], _decoder_input(pairs["target"][chosen])], 1)[:8]
         return [Probe("natural", ids, torch.zeros(ids.shape[1], dtype=torch.bool))]
 
-    def ask(self, model: nn.Module, inputs: Tensor) -> Any:
-        """A probe's row holds the source, and in its last 11 places what the decoder reads."""
-        return model(inputs[:, :-TARGET], inputs[:, -TARGET:])
+    def run_probe(self, model: nn.Module, inputs: Tensor) -> Any:
+        """Run the model on rows that hold the source and, in the last 11 positions, the input of the decoder."""
+        return model(inputs[:, :-TARGET_LENGTH], inputs[:, -TARGET_LENGTH:])
 
 
-def _shifted(target: Tensor) -> Tensor:
-    """What the decoder reads: the start, then the target without its end."""
-    return torch.cat([torch.full_like(target[:, :1], PAD), target[:, :-1]], 1)
+def _decoder_input(target: Tensor) -> Tensor:
+    """Return the input of the decoder: the start token, then the target without its last token."""
+    return torch.cat([torch.full_like(target[:, :1], common.PAD), target[:, :-1]], 1)
 
 
 @cache
-def _days(held: bool) -> Tensor:
-    """The dates of one side of the split, as days from the first."""
-    return torch.tensor([day for day in range((LAST - FIRST).days + 1) if held_out(day) == held])
+def _days(held_out: bool) -> Tensor:
+    """Return all held-out dates, or all training dates, as days since ``FIRST``."""
+    return torch.tensor([day for day in range((LAST - FIRST).days + 1) if is_held_out(day) == held_out])
 
 
-def pairs(draw: torch.Generator, count: int, *, held_out: bool) -> Batch:
-    """``source [count, m]`` and ``target [count, 11]``, both with their ends; sources are filled up with ``<pad>``."""
+def _encode(text: str) -> list[int]:
+    """Return the ids of a text's characters, followed by ``</s>``."""
+    return [IDS.get(character, common.UNKNOWN) for character in text] + [common.END]
+
+
+def draw_pairs(generator: torch.Generator, count: int, *, held_out: bool) -> Batch:
+    """Draw ``source [count, m]``, padded with ``<pad>``, and ``target [count, 11]``; each text ends with ``</s>``."""
     days = _days(held_out)
-    which = torch.randint(len(days), (count,), generator=draw)
-    known = range(len(FORMS)) if held_out else TRAINED
-    forms, cases, spaces = (torch.randint(n, (count,), generator=draw).tolist() for n in (len(known), len(CASES), 4))
-    sources, targets = [], []
-    for day, form, case, space in zip(days[which].tolist(), forms, cases, spaces, strict=True):
+    known_forms = range(len(FORMS)) if held_out else TRAINING_FORMS
+
+    def draw(limit: int) -> Tensor:
+        return torch.randint(limit, (count,), generator=generator)
+
+    # Do not reorder these draws: every batch would change, and old runs could not be reproduced.
+    chosen_days = days[draw(len(days))].tolist()
+    forms = draw(len(known_forms)).tolist()
+    cases = draw(len(LETTER_CASES)).tolist()
+    spacings = draw(4).tolist()
+    sources = []
+    targets = []
+    for day, form, case, spacing in zip(chosen_days, forms, cases, spacings, strict=True):
         date = FIRST + timedelta(day)
-        text = CASES[case](spaced(FORMS[known[form]](date), space))
-        sources.append([*(OF.get(x, UNKNOWN) for x in text), END])
-        targets.append([*(OF[x] for x in date.isoformat()), END])
+        text = LETTER_CASES[case](change_spaces(FORMS[known_forms[form]](date), spacing))
+        sources.append(_encode(text))
+        targets.append(_encode(date.isoformat()))
+    # All sources of a batch get the length of the longest one.
     width = max(map(len, sources))
-    return {
-        "source": torch.tensor([row + [PAD] * (width - len(row)) for row in sources]),
-        "target": torch.tensor(targets),
-    }
+    padded = [row + [common.PAD] * (width - len(row)) for row in sources]
+    return {"source": torch.tensor(padded), "target": torch.tensor(targets)}

@@ -1,4 +1,4 @@
-"""Pixels: digits classified by attention in a convolution's place, whose heads move to offsets around the query."""
+"""Task "pixels": classify digits by attention in place of convolution; its heads learn pixel offsets."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
+from torch import nn
 
-from regard.config import Config
-from regard.models import ImageModel, relative_attention, resnet
-from regard.training.recipe import Recipe
-from regard.training.tasks.common import PARAMETERS, WIDEST, check_sizes, whole
-from regard.training.tasks.picture_task import PictureTask
-from regard.watching.probes import Probe
+from regard._config_json import Config
+from regard._errors import RegardError
+from regard.interp._probes import Probe
+from regard.models import ImageModel
+from regard.positions import Quadratic
+from regard.training._recipe import Recipe
+from regard.training.image_models import relative_attention, resnet
+from regard.training.tasks.common import MAX_PARAMETERS, MAX_WIDTH, check_model_size, integer_setting
+from regard.training.tasks.image_task import ImageTask
 
-__all__ = ["PixelsTask"]
 
+class PixelsTask(ImageTask):
+    """Predict the class of an image pixel by pixel, after Cordonnier, Loukas and Jaggi (2020); for data see ImageTask.
 
-class PixelsTask(PictureTask):
-    """``p(class | picture)`` pixel by pixel, in the manner of Cordonnier, Loukas and Jaggi (2020); data as in
-    ``PictureTask``
+    - ``model.kind``: the position encoding of ``image_models.relative_attention``, "quadratic", "relative" or
+      "content"; or "resnet", the control: residual blocks with one 3 × 3 convolution per layer.
+    - ``model.value``: the value width D_o. With the default, D, a second head at the same offset adds nothing.
+    - ``model.spread``, ``model.alpha``: quadratic heads start with centres Δ ~ N(0, spread²) and with this α.
 
-    ``model.kind`` is the encoding of ``regard.models.relative_attention``, "quadratic", "relative" or "content", or
-    "resnet": as many 3 × 3 convolutions as there are layers, in residual blocks, the control. ``model.value`` is D_o of
-    a head: as wide as D, for then a second head at the same offset can add nothing. The first centres Δ of quadratic
-    heads are drawn from N(0, ``model.spread``²), and α begins at ``model.alpha``. A residual network has no heads: what
-    is said of them changes nothing, and nothing is recorded.
+    A residual network has no heads: the settings of heads are ignored, and nothing is recorded.
     """
 
     name: ClassVar[str] = "pixels"
-    about: ClassVar[str] = "handwritten digits by attention in a convolution's place, or by convolutions"
+    description: ClassVar[str] = "handwritten digits by attention in place of convolution, or by convolutions"
     kinds: ClassVar[tuple[str, ...]] = (*relative_attention.ENCODINGS, "resnet")
-    recipe: ClassVar[Recipe] = Recipe(
+    default_recipe: ClassVar[Recipe] = Recipe(
         task="pixels",
         steps=1500,
         batch=64,
         rate=3e-3,
-        warmup=100,
         model={
             **{"kind": "quadratic", "d": 36, "heads": 9, "layers": 6, "hidden": 72, "value": 36, "patch": 1},
             **{"spread": 0.7, "alpha": 1.5},
@@ -47,44 +47,52 @@ class PixelsTask(PictureTask):
 
     def __init__(self, recipe: Recipe, prepared: Path | None = None) -> None:
         super().__init__(recipe, prepared)
-        self.spread, self.alpha = float(recipe.model["spread"]), float(recipe.model["alpha"])
+        self.is_resnet = self.kind == "resnet"
+        self.spread = float(recipe.model["spread"])
+        self.alpha = float(recipe.model["alpha"])
         if not 0 <= self.spread < 1e6:
-            raise ValueError(f"model.spread is {self.spread:g}; it must be a number ≥ 0, of pixels")
+            raise RegardError(f"model.spread is {self.spread:g}; it must be a number of pixels ≥ 0 and < 1e6")
         if not 0 < self.alpha < 1e6:
-            raise ValueError(f"model.alpha is {self.alpha:g}; it must be a number > 0")
-        check_sizes(recipe, self.channels * self.patch**2, hidden=self.kind != "resnet")
-        d, heads, layers = (int(recipe.model[name]) for name in ("d", "heads", "layers"))
-        value = whole(recipe, "model.value", most=WIDEST)
-        count = layers * (9 * d * d if self.kind == "resnet" else 2 * d * heads * value)
-        if count > PARAMETERS:
-            sizes = f"model.d={d}, model.layers={layers}"
-            sizes += "" if self.kind == "resnet" else f", model.heads={heads}, model.value={value}"
-            raise ValueError(f"{sizes} make over {PARAMETERS:.0g} parameters; at most as many are trained here")
-        if self.kind == "resnet" and layers % 2:
-            raise ValueError(f"model.layers is {layers}; a resnet's must be even, two convolutions a block")
+            raise RegardError(f"model.alpha is {self.alpha:g}; it must be a number > 0 and < 1e6")
+        check_model_size(recipe, self.channels * self.patch**2, hidden=not self.is_resnet)
+        d = int(recipe.model["d"])
+        heads = int(recipe.model["heads"])
+        layers = int(recipe.model["layers"])
+        value = integer_setting(recipe, "model.value", most=MAX_WIDTH)
 
-    def built(self, preprocessor: bytes) -> ImageModel:
-        model = resnet.build(self._config(), lambda key: None) if self.kind == "resnet" else self._attending()
-        model.beside = {"preprocessor_config.json": preprocessor}
-        return model
+        # Count the parameters that check_model_size does not count: convolutions, or heads as wide as the model.
+        sizes = f"model.d={d}, model.layers={layers}"
+        if self.is_resnet:
+            count = layers * 9 * d * d
+        else:
+            count = layers * 2 * d * heads * value
+            sizes += f", model.heads={heads}, model.value={value}"
+        if count > MAX_PARAMETERS:
+            raise RegardError(f"{sizes} make about {count:.1g} parameters; at most {MAX_PARAMETERS:.0g} are accepted")
+        if self.is_resnet and layers % 2:
+            raise RegardError(f"model.layers is {layers}; it must be even for a resnet: a block has two convolutions")
 
-    def _attending(self) -> relative_attention.RelativeAttention:
-        model = relative_attention.build(self._config(), lambda key: None)
-        if self.kind == "quadratic":
-            for layer in model.attentions:
-                torch.nn.init.normal_(layer.position.centers, std=self.spread)  # type: ignore[union-attr]
-                torch.nn.init.constant_(layer.position.alpha, self.alpha)  # type: ignore[union-attr]
+    def create_model(self, extra_files: dict[str, bytes]) -> ImageModel:
+        model: ImageModel
+        if self.is_resnet:
+            model = resnet.build(self._config(), lambda key: None)
+        else:
+            model = relative_attention.build(self._config(), lambda key: None)
+        for module in model.modules():
+            if isinstance(module, Quadratic):
+                nn.init.normal_(module.centers, std=self.spread)
+                nn.init.constant_(module.alpha, self.alpha)
+        model.extra_files = extra_files
         return model
 
     def _config(self) -> Config:
-        given = self.given.model
-        if self.kind == "resnet":
-            sizes: dict[str, Any] = {"d": given["d"], "convolutions": given["layers"]}
-            return Config({"model_type": resnet.KINDS[0], **self.described(), **sizes})
-        sizes = {name: given[name] for name in ("d", "heads", "layers", "hidden", "value")}
-        kind = {"model_type": relative_attention.KINDS[0], "encoding": self.kind}
-        return Config({**kind, **self.described(), **sizes})
+        settings = self.recipe.model
+        if self.is_resnet:
+            config: dict[str, Any] = {"model_type": resnet.MODEL_TYPES[0], **self.image_config()}
+            return Config(config | {"d": settings["d"], "convolutions": settings["layers"]})
+        config = {"model_type": relative_attention.MODEL_TYPES[0], "encoding": self.kind, **self.image_config()}
+        return Config(config | {name: settings[name] for name in ("d", "heads", "layers", "hidden", "value")})
 
     def probes(self) -> Sequence[Probe]:
-        """None for a residual network, which has no heads."""
-        return [] if self.kind == "resnet" else super().probes()
+        """Return the probes; none for a residual network, which has no heads."""
+        return [] if self.is_resnet else super().probes()

@@ -1,4 +1,4 @@
-"""Repeats: random tokens in which a block comes twice; what follows can be looked up, and heads learn to."""
+"""Task "repeats": random tokens with a repeated block, on which induction heads form quickly."""
 
 from __future__ import annotations
 
@@ -9,108 +9,92 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from regard._errors import RegardError
+from regard.interp._probes import Probe
 from regard.models import Model, create
-from regard.training.recipe import Recipe
-from regard.training.task import Batch, Task, drawn
-from regard.training.tasks.common import (
-    BEGIN,
-    LONGEST,
-    NOTHING,
-    NUMBERS,
-    SPECIAL,
-    VOCABULARY,
-    check_batch,
-    check_sizes,
-    in_parts,
-    llama,
-    repeated,
-    summed,
-    whole,
-    words,
-)
-from regard.training.tasks.looking_back import said_again
-from regard.watching.probes import Probe
-
-__all__ = ["RepeatsTask"]
-
-TRAIN, CHECK = 11, 12  # what is drawn
+from regard.training._recipe import Recipe
+from regard.training._task import Batch, Task, seeded_generator
+from regard.training.tasks import common
+from regard.training.tasks.induction_aids import repeat_passage
 
 
 class RepeatsTask(Task):
-    """``<s> … block … block …``: tokens drawn at random, none twice but those of a block that is said again
+    """Predict the repetition in ``<s> … block … block …``, a text of random tokens.
 
-    The block has ``data.shortest`` … n/2 tokens, and it and its copy begin anywhere (the copy after the block's end).
-    Since no other token comes twice, a token of the copy tells exactly what follows: an induction head looks up where
-    it stood before and takes the next one. Loss and score are of those tokens alone: the copy without its first one,
-    which nothing announces. (A loss over all tokens would teach first of all that what was seen does not come again.)
-    Texts are held out by being drawn from another stream: there are more than 10¹⁰⁰, and none is drawn twice.
+    The block has ``data.shortest`` … n/2 tokens. It begins anywhere, and its copy begins anywhere after its end. No
+    other token occurs twice, so each token of the copy determines the next one: an induction head attends to the
+    earlier occurrence of the token and copies the token after that.
+
+    Loss and score count only the copy without its first token, which cannot be predicted. (With a loss over all tokens,
+    the model would first learn that a token does not occur again.) Held-out texts come from another random stream:
+    there are more than 10¹⁰⁰ texts, and none is drawn twice.
     """
 
     name: ClassVar[str] = "repeats"
-    about: ClassVar[str] = "random tokens with a repeated block: a small Llama grows induction heads, at once"
-    recipe: ClassVar[Recipe] = Recipe(
+    description: ClassVar[str] = "random tokens with a repeated block: a small Llama grows induction heads, at once"
+    default_recipe: ClassVar[Recipe] = Recipe(
         task="repeats",
         steps=600,
         batch=64,
         rate=2e-3,
-        warmup=100,
         evaluate=25,
         record_every=25,
         model={"d": 64, "heads": 4, "layers": 2, "hidden": 128},
         data={"tokens": 64, "vocabulary": 96, "shortest": 8, "checks": 256},
     )
     score: ClassVar[str] = "accuracy"
-    higher: ClassVar[bool] = True
 
     def __init__(self, recipe: Recipe, prepared: Path | None = None) -> None:
         super().__init__(recipe, prepared)
-        self.n = whole(recipe, "data.tokens", 4, LONGEST)
-        self.ordinary = whole(recipe, "data.vocabulary", 1, VOCABULARY)
-        self.shortest = whole(recipe, "data.shortest", 2, LONGEST)
-        self.checked = whole(recipe, "data.checks")
+        self.n = common.integer_setting(recipe, "data.tokens", 4, common.MAX_TOKENS)
+        self.ordinary = common.integer_setting(recipe, "data.vocabulary", 1, common.MAX_VOCABULARY)
+        self.shortest = common.integer_setting(recipe, "data.shortest", 2, common.MAX_TOKENS)
+        self.held_out_count = common.integer_setting(recipe, "data.checks")
         if self.shortest > self.n // 2:
-            raise ValueError(f"data.shortest is {self.shortest}; a block has 2 … {self.n // 2} tokens, half the text")
+            raise RegardError(f"data.shortest is {self.shortest}; it must be 2 … {self.n // 2}, half of data.tokens")
         if self.ordinary < self.n:
-            raise ValueError(f"data.vocabulary is {self.ordinary}; {self.n} different tokens are needed")
-        if self.checked * self.ordinary > NUMBERS:  # a text is the beginning of a shuffle of all tokens
-            raise ValueError(
-                f"data.checks is {self.checked:,} and data.vocabulary {self.ordinary:,}; their product must be at most "
-                f"{NUMBERS:,}"
-            )
-        check_batch(recipe, self.ordinary, "a shuffle of data.vocabulary")
-        check_sizes(recipe, 2 * (self.ordinary + len(SPECIAL)), rotary=True)
+            raise RegardError(f"data.vocabulary is {self.ordinary}; it must be at least data.tokens, which is {self.n}")
+        # A text is the beginning of a permutation of all tokens.
+        if self.held_out_count * self.ordinary > common.MAX_BATCH_NUMBERS:
+            sizes = f"data.checks is {self.held_out_count:,} and data.vocabulary {self.ordinary:,}"
+            raise RegardError(f"{sizes}; their product must be at most {common.MAX_BATCH_NUMBERS:,}")
+        common.check_batch(recipe, self.ordinary, "a permutation of data.vocabulary")
+        common.check_model_size(recipe, 2 * (self.ordinary + len(common.SPECIAL_TOKENS)), rotary=True)
 
     def model(self) -> Model:
-        vocabulary = (*SPECIAL, *(f"t{i}" for i in range(self.ordinary)))
-        config = llama(self.given.model, len(vocabulary), longest=2 * self.n)
-        return create(config, beside=words(vocabulary), std=0.05)
+        vocabulary = (*common.SPECIAL_TOKENS, *(f"t{i}" for i in range(self.ordinary)))
+        config = common.llama_config(self.recipe.model, len(vocabulary), max_tokens=2 * self.n)
+        return create(config, extra_files=common.word_tokenizer_files(vocabulary), std=0.05)
 
     def batch(self, step: int) -> Batch:
-        return self.texts(drawn(self.given.seed, TRAIN, step), self.given.batch)
+        return self.texts(seeded_generator(self.recipe.seed, common.TRAIN, step), self.recipe.batch)
 
-    def texts(self, draw: torch.Generator, count: int) -> Batch:
-        """``ids [count, n + 1]``, and which of them can be known, ``copied``."""
-        different = torch.rand(count, self.ordinary, generator=draw).argsort(-1)[:, : self.n] + len(SPECIAL)
-        ids, copied = said_again(different, self.shortest, draw)
-        first = torch.full((count, 1), BEGIN)
-        return {"ids": torch.cat([first, ids], 1), "copied": torch.cat([first < 0, copied], 1)}
+    def texts(self, generator: torch.Generator, count: int) -> Batch:
+        """Return ``ids [count, n + 1]``, and the mask ``copied`` of the tokens that can be predicted."""
+        # Sorting random numbers gives one random permutation per row.
+        orders = torch.rand(count, self.ordinary, generator=generator).argsort(-1)
+        different = orders[:, : self.n] + len(common.SPECIAL_TOKENS)
+        ids, copied = repeat_passage(different, self.shortest, generator)
+        begin = torch.full((count, 1), common.BEGIN)
+        return {"ids": torch.cat([begin, ids], 1), "copied": torch.cat([begin < 0, copied], 1)}
 
-    def count(self, batch: Batch) -> int:
+    def count_predictions(self, batch: Batch) -> int:
         return int(batch["copied"].sum())
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        targets = batch["ids"][:, 1:].masked_fill(~batch["copied"][:, 1:], NOTHING)
-        return summed(model(batch["ids"][:, :-1]), targets)
+        targets = batch["ids"][:, 1:].masked_fill(~batch["copied"][:, 1:], common.IGNORED)
+        return common.summed_cross_entropy(model(batch["ids"][:, :-1]), targets)
 
-    def checks(self) -> Sequence[Batch]:
-        # The same for every seed of a recipe, so that scores of several seeds compare.
-        return in_parts(self.texts(drawn(0, CHECK), self.checked), 128)
+    def held_out_batches(self) -> Sequence[Batch]:
+        # The same texts for every seed of a recipe, so that the scores of several seeds can be compared.
+        return common.split_batches(self.texts(seeded_generator(0, common.HELD_OUT), self.held_out_count), 128)
 
-    def check(self, model: nn.Module, batch: Batch) -> dict[str, float]:
-        targets, copied = batch["ids"][:, 1:], batch["copied"][:, 1:]
+    def evaluate_batch(self, model: nn.Module, batch: Batch) -> dict[str, float]:
+        targets = batch["ids"][:, 1:]
+        copied = batch["copied"][:, 1:]
         logits = model(batch["ids"][:, :-1])
         return {
-            "loss": float(summed(logits, targets.masked_fill(~copied, NOTHING))),
+            "loss": float(common.summed_cross_entropy(logits, targets.masked_fill(~copied, common.IGNORED))),
             "right": float(((logits.argmax(-1) == targets) & copied).sum()),
             "copied": float(copied.sum()),
         }
@@ -119,9 +103,9 @@ class RepeatsTask(Task):
         return {"loss": sums["loss"] / sums["copied"], "accuracy": sums["right"] / sums["copied"]}
 
     def probes(self) -> Sequence[Probe]:
-        natural = self.texts(drawn(0, CHECK), 4)["ids"]
-        vocabulary = len(SPECIAL) + self.ordinary
+        natural = self.texts(seeded_generator(0, common.HELD_OUT), 4)["ids"]
+        vocabulary = len(common.SPECIAL_TOKENS) + self.ordinary
         return [
             Probe("natural", natural, torch.arange(self.n + 1) == 0),
-            *repeated(vocabulary, self.n // 3, 3, 2),
+            *common.repeated_probes(vocabulary, self.n // 3, 3, 2),
         ]

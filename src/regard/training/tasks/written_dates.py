@@ -1,13 +1,13 @@
-"""Dates as people write them: forms of which each can be read in one way only."""
+"""The written forms of dates for the task "dates"; every form is unambiguous."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import date
 
-__all__ = ["FIRST", "FORMS", "LAST", "SPELLED", "held_out", "spaced"]
-
-FIRST, LAST = date(1900, 1, 1), date(2099, 12, 31)
+FIRST = date(1900, 1, 1)
+LAST = date(2099, 12, 31)
 MONTHS = (
     *("January", "February", "March", "April", "May", "June", "July"),
     *("August", "September", "October", "November", "December"),
@@ -26,32 +26,39 @@ IRREGULAR = {
 
 
 def cardinal(number: int) -> str:
-    """1 … 99 in words."""
+    """Return 1 … 99 in words."""
     if number < 20:
         return UNITS[number]
-    return TENS[number // 10] + (f"-{UNITS[number % 10]}" if number % 10 else "")
+    tens, unit = divmod(number, 10)
+    return f"{TENS[tens]}-{UNITS[unit]}".rstrip("-")
 
 
 def ordinal(number: int) -> str:
-    """1 … 31 in words: third, twenty-first."""
+    """Return 1 … 31 in words: third, twenty-first."""
     before, dash, last = cardinal(number).rpartition("-")
     return before + dash + IRREGULAR.get(last, f"{last}th")
 
 
 def nth(number: int) -> str:
-    """1 … 31 with its ending: 3rd, 21st."""
-    ending = "th" if number in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    """Return 1 … 31 with its ending: 3rd, 21st."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    if number in (11, 12, 13):
+        ending = "th"
     return f"{number}{ending}"
 
 
 def year(number: int) -> str:
-    """1900 … 2099 in words: nineteen eighty-seven, nineteen hundred, nineteen oh five, two thousand and five."""
+    """Return 1900 … 2099 in words: nineteen eighty-seven, nineteen hundred, nineteen oh five, two thousand and five."""
     century, rest = divmod(number, 100)
+    if number == 2000:
+        return "two thousand"
     if century == 20 and rest < 10:
-        return "two thousand" + (f" and {cardinal(rest)}" if rest else "")
-    return f"{cardinal(century)} " + (
-        "hundred" if not rest else f"oh {cardinal(rest)}" if rest < 10 else cardinal(rest)
-    )
+        return f"two thousand and {cardinal(rest)}"
+    if rest == 0:
+        return f"{cardinal(century)} hundred"
+    if rest < 10:
+        return f"{cardinal(century)} oh {cardinal(rest)}"
+    return f"{cardinal(century)} {cardinal(rest)}"
 
 
 def _month(d: date) -> str:
@@ -62,8 +69,8 @@ def _day(d: date) -> str:
     return DAYS[d.weekday()]
 
 
-# Numbers between slashes and years of two digits are left out: nobody can tell 04/03/87 for sure. Between dots the day
-# is first wherever dots are used.
+# There are no forms with slashes or with two-digit years, because 04/03/87 is ambiguous. Forms with dots are not: every
+# country that uses dots writes the day first.
 FORMS: tuple[Callable[[date], str], ...] = (
     lambda d: f"{d.day} {_month(d)} {d.year}",
     lambda d: f"{_month(d)} {d.day}, {d.year}",
@@ -85,24 +92,21 @@ FORMS: tuple[Callable[[date], str], ...] = (
     lambda d: f"the {ordinal(d.day)} of {_month(d)}, {year(d.year)}",
     lambda d: f"{_month(d)} the {ordinal(d.day)}, {d.year}",
 )
-SPELLED = 17  # the form that is all words, by far the hardest
+SPELLED = 17  # index of the form that has only words; by far the hardest
 
 
-def spaced(text: str, how: int) -> str:
-    """A text with its spaces as they are (0, 1), with double ones (2) or with none (3) but between digits."""
-    if how == 2:
+def change_spaces(text: str, spacing: int) -> str:
+    """Return a text with its spaces unchanged (0, 1), doubled (2) or removed (3), except between two digits."""
+    if spacing == 2:
         return text.replace(" ", "  ")
-    if how == 3:
-        parts = text.split(" ")
-        joined = parts[0]
-        for part in parts[1:]:
-            joined += (" " if joined[-1:].isdigit() and part[:1].isdigit() else "") + part
-        return joined
+    if spacing == 3:
+        return re.sub(r"(?<!\d) | (?!\d)", "", text)
     return text
 
 
-def held_out(day: int) -> bool:
-    """Whether a date, counted in days from 1 January 1900, is never trained on: one in 16, by a hash of it."""
+def is_held_out(day: int) -> bool:
+    """Whether a hash holds out a date (days since 1 January 1900): one date in 16 is never used for training."""
+    # An integer hash; its constants are arbitrary but must not change, because they decide the split.
     mixed = (day + 1) * 0x9E3779B1 & 0xFFFFFFFF
     mixed = (mixed ^ (mixed >> 15)) * 0x85EBCA6B & 0xFFFFFFFF
     return (mixed ^ (mixed >> 13)) % 16 == 0

@@ -1,37 +1,50 @@
-// Counts, bytes and seconds with three digits, as the command line says them.
+// Counts, bytes and seconds with three digits, as the command line writes them.
 
-function three(x) {
-  return x < 9.995 ? x.toFixed(2) : x < 99.95 ? x.toFixed(1) : Math.round(x).toLocaleString("en");
+const COUNT_UNITS = [["E", 1e18], ["P", 1e15], ["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]];
+const BYTE_UNITS = [["PiB", 2 ** 50], ["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
+// Name, seconds, and the number of seconds from which on the next unit is used.
+const TIME_UNITS = [["µs", 1e-6, 0.9995e-3], ["ms", 1e-3, 0.9995], ["s", 1, 600], ["min", 60, 7200]];
+
+const isMissing = (value) => value === null || value === undefined;
+
+function threeDigits(value) {
+  if (value > 0 && value < 0.9995) return value.toFixed(Math.min(8, 2 - Math.floor(Math.log10(1.0005 * value))));
+  if (value < 9.995) return value.toFixed(2);
+  if (value < 99.95) return value.toFixed(1);
+  return Math.round(value).toLocaleString("en");
 }
 
-export function exact(x) {
-  return x === null || x === undefined ? "–" : x.toLocaleString("en", { maximumFractionDigits: 1 });
+export function formatExact(value) {
+  return isMissing(value) ? "–" : value.toLocaleString("en", { maximumFractionDigits: 1 });
 }
 
-export function counted(x) {
-  if (x === null || x === undefined) return "–";
-  for (const [letter, power] of [["E", 1e18], ["P", 1e15], ["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
-    if (x >= 0.9995 * power) return `${three(x / power)} ${letter}`;
+// `smallUnit` is appended to values that are smaller than all units.
+function formatScaled(value, units, smallUnit) {
+  if (isMissing(value)) return "–";
+  for (const [unit, size] of units) {
+    if (value >= 0.9995 * size) return `${threeDigits(value / size)} ${unit}`;
   }
-  return exact(Math.round(x));
+  return formatExact(Math.round(value)) + smallUnit;
 }
 
-export function bytes(x) {
-  if (x === null || x === undefined) return "–";
-  for (const [unit, power] of [["PiB", 50], ["TiB", 40], ["GiB", 30], ["MiB", 20], ["KiB", 10]]) {
-    if (x >= 0.9995 * 2 ** power) return `${three(x / 2 ** power)} ${unit}`;
+// Only what is not a whole number has decimals, such as a rate.
+export function formatCount(value) {
+  if (!isMissing(value) && value < 999.5 && !Number.isInteger(value)) return threeDigits(value);
+  return formatScaled(value, COUNT_UNITS, "");
+}
+// The largest n that fits.
+export const formatLongest = (n) => (n === 0 ? "none" : formatExact(n));
+
+export const formatBytes = (value) => formatScaled(value, BYTE_UNITS, " B");
+
+export function formatSeconds(value) {
+  if (isMissing(value)) return "–";
+  for (const [unit, size, limit] of TIME_UNITS) {
+    if (value < limit) return `${threeDigits(value / size)} ${unit}`;
   }
-  return `${exact(Math.round(x))} B`;
+  return `${threeDigits(value / 3600)} h`;
 }
 
-export function seconds(x) {
-  if (x === null || x === undefined) return "–";
-  for (const [unit, size, most] of [["µs", 1e-6, 0.9995e-3], ["ms", 1e-3, 0.9995], ["s", 1, 600], ["min", 60, 7200]]) {
-    if (x < most) return `${three(x / size)} ${unit}`;
-  }
-  return `${three(x / 3600)} h`;
-}
-
-export function percent(x) {
-  return x > 0 && x < 0.01 ? "< 1%" : `${Math.round(100 * x)}%`;
+export function formatPercent(share) {
+  return share > 0 && share < 0.01 ? "< 1%" : `${Math.round(100 * share)}%`;
 }

@@ -1,56 +1,77 @@
-// The ledger as a list: found by words, source and verdict.
-import { element } from "../dom.js";
-import { verdict, VERDICTS } from "./words.js";
+// The ledger as a list, filtered by words, source and verdict.
+import { element, onPlainClick } from "../dom.js";
+import { typeset } from "./safe_mathml.js";
+import { verdict, verdictMark, VERDICTS, whatHolds } from "./words.js";
 
-export function list(ledger, state, pick) {
-  const search = element("input", { type: "search", placeholder: "find", "aria-label": "find claims by words", value: state.get("q"), on: { input: filter } });
-  const sources = [...new Set(ledger.claims.flatMap((one) => one.sources))].sort();
+// `onFilter(shown, all)` is called with the number of claims that are listed.
+export function list(ledger, state, onSelect, onFilter) {
+  const search = element("input", {
+    type: "search", placeholder: "find", "aria-label": "find claims by words", value: state.get("q"), on: { input: filter },
+  });
   const source = element("select", { "aria-label": "source", on: { change: filter } },
-    element("option", { value: "", text: "all sources" }), ...sources.map((name) => element("option", { value: name, text: `document ${name}` })));
-  source.value = sources.includes(state.get("source")) ? state.get("source") : "";
-  const chips = Object.keys(VERDICTS).filter((name) => ledger.claims.some((one) => one.verdict === name)).map((name) => {
-    const many = ledger.claims.filter((one) => one.verdict === name).length;
-    const chip = element("button", { type: "button", className: "chip", "aria-pressed": String(state.get("verdict") === name), dataset: { verdict: name } }, verdict(name), ` ${many}`);
+    element("option", { value: "", text: "all documents" }),
+    ...ledger.documents.map(({ key, label }) => element("option", { value: key, text: label })));
+  source.value = ledger.documents.some(({ key }) => key === state.get("source")) ? state.get("source") : "";
+
+  // One button per verdict that occurs; at most one is pressed.
+  const chips = [];
+  for (const name of Object.keys(VERDICTS)) {
+    const count = ledger.claims.filter((claim) => claim.verdict === name).length;
+    if (!count) continue;
+    const chip = element("button", {
+      type: "button", className: "chip", "aria-pressed": String(state.get("verdict") === name), dataset: { verdict: name },
+    }, verdict(name), ` ${count}`);
     chip.addEventListener("click", () => {
-      const on = chip.getAttribute("aria-pressed") !== "true";
-      for (const other of chips) other.setAttribute("aria-pressed", String(on && other === chip));
+      const pressed = chip.getAttribute("aria-pressed") !== "true";
+      for (const other of chips) other.setAttribute("aria-pressed", String(pressed && other === chip));
       filter();
     });
-    return chip;
-  });
-  const count = element("p", { className: "quiet", role: "status" });
+    chips.push(chip);
+  }
+
   const items = new Map();
-  const parts = Object.entries(ledger.parts).map(([part, names]) => {
-    const rows = names.map((name) => {
-      const one = ledger.claims.find((claim) => claim.id === name);
-      const ran = element("span", { className: "ran" });
-      const link = element("a", { href: `?room=claims&claim=${name}` }, element("span", { className: "id", text: one.title }), ran, verdict(one.verdict));
-      link.addEventListener("click", (event) => {
-        if (event.metaKey || event.ctrlKey || event.shiftKey) return;
-        event.preventDefault();
-        pick(name);
-      });
-      const row = element("li", {}, link);
-      items.set(name, { row, link, ran, one, words: `${name} ${one.title} ${one.statement} ${one.correction} ${one.latex}`.toLowerCase() });
-      return row;
-    });
-    return { box: element("section", {}, element("h3", { text: part }), element("ul", {}, ...rows)), names };
+  const sections = Object.entries(ledger.parts).map(([title, names]) => {
+    const rows = names.map(addItem);
+    return { box: element("section", {}, element("h3", { text: title }), element("ul", {}, ...rows)), names };
   });
+
+  function addItem(name) {
+    const claim = ledger.claims.find((one) => one.id === name);
+    const outcome = element("span", { className: "ran" });
+    const title = element("span", { className: "title" }, ...typeset(claim.typeset.title));
+    const words = element("span", { className: "words" }, title, whatHolds(claim, "span"));
+    const link = element("a", { href: `?page=claims&claim=${name}` }, verdictMark(claim.verdict), words, outcome);
+    onPlainClick(link, () => onSelect(name));
+    const row = element("li", {}, link);
+    const text = `${name} ${claim.title} ${claim.statement} ${claim.what_holds} ${claim.correction} ${claim.latex}`.toLowerCase();
+    items.set(name, { row, link, outcome, claim, text });
+    return row;
+  }
+
+  const count = element("p", { className: "quiet", role: "status" });
+  const verdicts = element("div", { className: "chips", role: "group", "aria-label": "verdict" }, ...chips);
   const box = element("div", { className: "ledger" },
-    element("div", { className: "filters" }, search, source, element("div", { className: "chips", role: "group", "aria-label": "verdict" }, ...chips)),
-    count, element("div", { className: "parts" }, ...parts.map((part) => part.box)));
+    element("div", { className: "filters" }, search, source, verdicts),
+    count,
+    element("div", { className: "parts" }, ...sections.map((section) => section.box)));
 
   function filter() {
     const words = search.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
-    const wanted = chips.find((chip) => chip.getAttribute("aria-pressed") === "true")?.dataset.verdict ?? "";
-    let many = 0;
-    for (const { row, one, words: text } of items.values()) {
-      row.hidden = !(words.every((word) => text.includes(word)) && (!source.value || one.sources.includes(source.value)) && (!wanted || one.verdict === wanted));
-      many += row.hidden ? 0 : 1;
+    const chosen = chips.find((chip) => chip.getAttribute("aria-pressed") === "true")?.dataset.verdict ?? "";
+    let shown = 0;
+    for (const { row, claim, text } of items.values()) {
+      const hasWords = words.every((word) => text.includes(word));
+      const hasSource = !source.value || claim.sources.includes(source.value);
+      const hasVerdict = !chosen || claim.verdict === chosen;
+      row.hidden = !(hasWords && hasSource && hasVerdict);
+      if (!row.hidden) shown += 1;
     }
-    for (const { box: part, names } of parts) part.hidden = names.every((name) => items.get(name).row.hidden);
-    count.textContent = many === items.size ? `${many} claims` : many ? `${many} of ${items.size} claims` : "No claim is like that.";
-    state.set({ q: search.value.trim(), source: source.value, verdict: wanted });
+    for (const section of sections) section.box.hidden = section.names.every((name) => items.get(name).row.hidden);
+    if (shown === items.size) count.textContent = `${shown} claims`;
+    else if (shown) count.textContent = `${shown} of ${items.size} claims`;
+    else count.textContent = "No claim matches.";
+    onFilter(shown, items.size);
+    state.set({ q: search.value.trim(), source: source.value, verdict: chosen });
   }
 
   filter();
@@ -62,16 +83,37 @@ export function list(ledger, state, pick) {
         else link.removeAttribute("aria-current");
       }
     },
-    show(name) { items.get(name)?.row.scrollIntoView({ block: "nearest" }); },
-    // What a run with the recorded numbers found.
-    ran(name, result) {
-      const { ran } = items.get(name);
-      ran.textContent = result === null ? "…" : result.error ? "!" : result.as_recorded ? "reproduced" : "changed";
-      ran.className = `ran ${result === null ? "" : result.error || !result.as_recorded ? "bad" : "good"}`;
-      ran.title = result === null ? "" : result.error ?? (result.as_recorded ? `in ${result.seconds.toFixed(1)} s` : `now: ${result.verdict}`);
+    scrollTo(name) {
+      // Only the list scrolls: scrollIntoView would move the whole page.
+      const parts = box.querySelector(".parts");
+      const row = items.get(name)?.row.getBoundingClientRect();
+      const frame = parts.getBoundingClientRect();
+      if (row && row.top < frame.top) parts.scrollTop -= frame.top - row.top;
+      else if (row && row.bottom > frame.bottom) parts.scrollTop += row.bottom - frame.bottom;
     },
-    clear(name) {
-      items.get(name).ran.textContent = "";
+    // The result of a run with the recorded parameters; null while it runs.
+    showResult(name, result) {
+      const { outcome } = items.get(name);
+      if (result === null) {
+        outcome.textContent = "…";
+        outcome.className = "ran";
+        outcome.title = "";
+      } else if (result.error) {
+        outcome.textContent = "!";
+        outcome.className = "ran bad";
+        outcome.title = result.error;
+      } else if (result.as_recorded) {
+        outcome.textContent = "as recorded";
+        outcome.className = "ran good";
+        outcome.title = `in ${result.seconds.toFixed(1)} s`;
+      } else {
+        outcome.textContent = "changed";
+        outcome.className = "ran bad";
+        outcome.title = `now: ${result.verdict}`;
+      }
+    },
+    clearResult(name) {
+      items.get(name).outcome.textContent = "";
     },
     visible: () => [...items].filter(([, { row }]) => !row.hidden).map(([name]) => name),
   };

@@ -1,119 +1,142 @@
-// How a map is moved: wheel and pinch, drag, keys. A press that does not move locks the cell under it.
+// Moves a map by pinch, drag, keys, and the wheel with Ctrl or ⌘ (without them the wheel scrolls the page). A press that
+// does not move locks the cell under it.
+import { RIGHT } from "./axes.js";
 
-const STILL = 5; // pixels that a finger may slip in a press
-const NUDGE = 60; // pixels of an arrow key
+const SLIP = 5; // pixels that a finger may move in a press
+const ARROW_STEP = 60; // pixels
+const DIRECTIONS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-export function gestures(map) {
+// Returns a function that removes the gestures.
+export function addGestures(map) {
   const { canvas } = map;
-  const down = new Map(); // pointers that are held: id → {x, y}
+  const pointers = new Map(); // pointers that are down: id → { x, y }
   let moved = 0;
-  let apart = 0;
+  let lastDistance = 0; // between two fingers
 
-  const at = (event) => {
+  function positionOf(event) {
     const box = canvas.getBoundingClientRect();
     return { x: event.clientX - box.left, y: event.clientY - box.top };
-  };
-  const between = () => {
-    const [a, b] = [...down.values()];
-    return { x: (a.x + b.x) / 2, y: (a.y + b.y) / 2, apart: Math.hypot(a.x - b.x, a.y - b.y) };
-  };
+  }
+
+  function pinch() {
+    const [a, b] = [...pointers.values()];
+    return { x: (a.x + b.x) / 2, y: (a.y + b.y) / 2, distance: Math.hypot(a.x - b.x, a.y - b.y) };
+  }
 
   const handlers = {
     wheel(event) {
-      if (!map.source) return;
-      const g = map.geometry();
-      if (event.deltaY > 0 && g.z <= 1.0001 && !event.ctrlKey) return; // nothing left to zoom out of: the page scrolls
+      // A pinch on a touchpad arrives as a wheel with Ctrl.
+      if (!map.source || (!event.ctrlKey && !event.metaKey)) return;
       event.preventDefault();
-      const { x, y } = at(event);
-      const unit = event.deltaMode === 1 ? 16 : 1;
-      map.zoom(Math.exp(-Math.max(-240, Math.min(240, event.deltaY * unit)) * (event.ctrlKey ? 0.01 : 0.0025)), x, y);
+      const { x, y } = positionOf(event);
+      const pixels = event.deltaMode === 1 ? event.deltaY * 16 : event.deltaY;
+      // A touchpad sends many small steps, a mouse few large ones.
+      const factor = Math.exp(-Math.max(-60, Math.min(60, pixels)) * 0.01);
+      map.zoom(factor, x, y);
     },
     pointerdown(event) {
       if (!map.source || event.button > 0) return;
-      down.set(event.pointerId, at(event));
-      if (down.size === 1) moved = 0;
-      if (down.size === 2) apart = between().apart;
+      pointers.set(event.pointerId, positionOf(event));
+      if (pointers.size === 1) {
+        moved = 0;
+      } else {
+        moved = Infinity; // two fingers never lock a cell
+        lastDistance = pinch().distance;
+      }
       try {
         canvas.setPointerCapture(event.pointerId);
       } catch {
-        // the pointer is gone already
+        // The pointer was released already.
       }
     },
     pointermove(event) {
       if (!map.source) return;
-      const here = at(event);
-      const last = down.get(event.pointerId);
+      const position = positionOf(event);
+      const last = pointers.get(event.pointerId);
       if (!last) {
-        map.tell.hover(map.cellAt(here.x, here.y));
+        map.handlers.onHover(map.cellAt(position.x, position.y));
         return;
       }
-      const middle = down.size === 2 ? between() : null;
-      down.set(event.pointerId, here);
-      moved += Math.hypot(here.x - last.x, here.y - last.y);
-      if (middle) {
-        const now = between();
-        map.pan(middle.x - now.x, middle.y - now.y);
-        if (apart > 0 && now.apart > 0) map.zoom(now.apart / apart, now.x, now.y);
-        apart = now.apart;
-      } else if (moved > STILL) {
-        map.pan(last.x - here.x, last.y - here.y);
+      const before = pointers.size >= 2 ? pinch() : null;
+      pointers.set(event.pointerId, position);
+      moved += Math.hypot(position.x - last.x, position.y - last.y);
+      if (before) {
+        const after = pinch();
+        map.pan(before.x - after.x, before.y - after.y);
+        if (lastDistance > 0 && after.distance > 0) map.zoom(after.distance / lastDistance, after.x, after.y);
+        lastDistance = after.distance;
+      } else if (moved > SLIP) {
+        map.pan(last.x - position.x, last.y - position.y);
       }
     },
     pointerup(event) {
-      const here = at(event);
-      const single = down.size === 1;
-      if (!down.delete(event.pointerId)) return;
-      const cell = single && moved <= STILL ? map.cellAt(here.x, here.y) : null;
-      if (cell) map.tell.lock(cell);
+      const position = positionOf(event);
+      const isPress = pointers.size === 1 && moved <= SLIP;
+      if (!pointers.delete(event.pointerId)) return;
+      if (pointers.size >= 2) lastDistance = pinch().distance;
+      if (!isPress) return;
+      const cell = map.cellAt(position.x, position.y);
+      if (cell) map.handlers.onLock(cell);
     },
     pointercancel(event) {
-      down.delete(event.pointerId);
+      pointers.delete(event.pointerId);
     },
     pointerleave(event) {
-      if (!down.has(event.pointerId)) map.tell.hover(null);
+      if (!pointers.has(event.pointerId)) map.handlers.onHover(null);
     },
     dblclick(event) {
-      if (map.source) map.zoom(2, at(event).x, at(event).y);
+      const { x, y } = positionOf(event);
+      if (map.source) map.zoom(2, x, y);
     },
     keydown(event) {
-      if (map.source && !event.metaKey && !event.ctrlKey && !event.altKey && key(map, event)) event.preventDefault();
+      if (!map.source || event.metaKey || event.ctrlKey || event.altKey) return;
+      if (handleKey(map, event)) event.preventDefault();
     },
   };
+
   const options = { passive: false };
-  for (const [name, call] of Object.entries(handlers)) canvas.addEventListener(name, call, options);
+  for (const [name, handler] of Object.entries(handlers)) canvas.addEventListener(name, handler, options);
   return () => {
-    for (const [name, call] of Object.entries(handlers)) canvas.removeEventListener(name, call, options);
+    for (const [name, handler] of Object.entries(handlers)) canvas.removeEventListener(name, handler, options);
   };
 }
 
-const WAYS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-
-function key(map, event) {
-  const way = WAYS[event.key];
-  const g = map.geometry();
-  const [x, y] = [map.canvas.clientWidth - g.width / 2, map.canvas.clientHeight - g.height / 2];
-  if (event.key === "+" || event.key === "=") map.zoom(1.5, x, y);
-  else if (event.key === "-" || event.key === "_" || event.key === "−") map.zoom(1 / 1.5, x, y);
-  else if (event.key === "0") map.go(g.m / 2, g.n / 2, 1);
-  else if (event.key === "Enter" || event.key === " ") step(map, g, 0, 0);
-  else if (way && event.shiftKey) step(map, g, ...way);
-  else if (way) map.pan(NUDGE * way[0], NUDGE * way[1]);
+// Returns whether the key has a meaning here.
+function handleKey(map, event) {
+  const direction = DIRECTIONS[event.key];
+  const geometry = map.geometry();
+  if (event.key === "+" || event.key === "=") map.zoomToLocked(1.5);
+  else if (event.key === "-" || event.key === "_" || event.key === "−") map.zoomToLocked(1 / 1.5);
+  else if (event.key === "0") map.moveTo(geometry.m / 2, geometry.n / 2, 1);
+  else if (event.key === "Enter" || event.key === " ") moveLockedCell(map, geometry, 0, 0);
+  else if (direction && event.shiftKey) moveLockedCell(map, geometry, ...direction);
+  else if (direction) map.pan(ARROW_STEP * direction[0], ARROW_STEP * direction[1]);
   else return false;
   return true;
 }
 
-// The locked cell a step on, or the one in the middle; the window follows it.
-function step(map, g, dx, dy) {
-  const none = (x) => x === null || x === undefined;
-  const fresh = none(map.marks.row) || none(map.marks.key);
-  const from = fresh ? { row: Math.floor(g.cy), key: Math.floor(g.cx) } : map.marks;
-  const within = (x, total) => Math.max(0, Math.min(total - 1, x));
-  const cell = fresh ? from : { row: within(from.row + dy, g.n), key: within(from.key + dx, g.m) };
-  map.tell.lock({ row: within(cell.row, g.n), key: within(cell.key, g.m) });
-  const [right, bottom] = [map.canvas.clientWidth, map.canvas.clientHeight];
-  const [px, py] = [g.x(cell.key + 0.5), g.y(cell.row + 0.5)];
-  const [left, top] = [right - g.width, bottom - g.height];
-  const over = (value, low, high) => (value < low ? value - low - 20 : value > high ? value - high + 20 : 0);
-  const [sx, sy] = [over(px, left, right), over(py, top, bottom)];
-  if (sx || sy) map.pan(sx, sy);
+// Move the locked cell by one, or lock the cell in the middle if none is locked. The window follows it.
+function moveLockedCell(map, geometry, dx, dy) {
+  const { row, key } = map.marks;
+  const isLocked = typeof row === "number" && typeof key === "number";
+  const nextRow = isLocked ? row + dy : Math.floor(geometry.middleRow);
+  const nextKey = isLocked ? key + dx : Math.floor(geometry.middleKey);
+  const cell = {
+    row: Math.max(0, Math.min(geometry.n - 1, nextRow)),
+    key: Math.max(0, Math.min(geometry.m - 1, nextKey)),
+  };
+  map.handlers.onLock(cell);
+
+  const right = map.canvas.clientWidth - RIGHT;
+  const bottom = map.canvas.clientHeight;
+  const panX = overshoot(geometry.x(cell.key + 0.5), right - geometry.width, right);
+  const panY = overshoot(geometry.y(cell.row + 0.5), bottom - geometry.height, bottom);
+  if (panX || panY) map.pan(panX, panY);
+}
+
+// How far a pixel is outside of its limits, and 20 pixels more; 0 inside.
+function overshoot(pixel, low, high) {
+  if (pixel < low) return pixel - low - 20;
+  if (pixel > high) return pixel - high + 20;
+  return 0;
 }

@@ -1,65 +1,87 @@
-// Tiles of maps: asked for as they come into view, let go when they leave it, and the last few hundred kept.
-import { floats } from "../api.js";
-import { darkestOf, paint, paintSigned } from "../colour.js";
+// The tiles of maps. They are requested when they come into view, and the most recently used ones are kept.
+import { getFloats } from "../api.js";
+import { colourMaximum, paint, paintSigned } from "../colour.js";
+import { binRange, headMap } from "../packed.js";
 import { isDark } from "../theme.js";
-import { headMap } from "./numbers.js";
 
-export const SIZE = 256; // cells of a tile, either way
-const KEPT = 180; // 256 × 256 numbers and their picture are half a megabyte
-const AT_ONCE = 6;
-const kept = new Map(); // key → tile, the least recently used first
+export const TILE_SIZE = 256; // cells per side
+const CACHE_SIZE = 180; // a tile and its image take half a megabyte
+const PARALLEL_REQUESTS = 6;
+const cache = new Map(); // key → tile, the least recently used first
 const loading = new Map(); // key → AbortController
-const wanted = new Map(); // owner → tiles it shows now, the most urgent first
+const needed = new Map(); // map → the tiles that it shows now, the most urgent first
 
-function use(key) {
-  const tile = kept.get(key);
-  if (tile) {
-    kept.delete(key);
-    kept.set(key, tile);
-  }
-  return tile ?? null;
+function cachedTile(key) {
+  const tile = cache.get(key);
+  if (!tile) return null;
+  cache.delete(key);
+  cache.set(key, tile);
+  return tile;
 }
 
-function pump() {
-  const all = new Map();
-  const longest = Math.max(0, ...[...wanted.values()].map((tiles) => tiles.length));
+// Abort the requests that no map needs any more, and start those that are needed.
+function updateRequests() {
+  // The maps take turns, so that each gets its most urgent tiles first.
+  const missing = new Map();
+  let longest = 0;
+  for (const tiles of needed.values()) longest = Math.max(longest, tiles.length);
   for (let i = 0; i < longest; i++) {
-    for (const tiles of wanted.values()) if (tiles[i] && !kept.has(tiles[i].key)) all.set(tiles[i].key, tiles[i]);
-  }
-  for (const [key, controller] of loading) {
-    if (!all.has(key)) {
-      controller.abort();
-      loading.delete(key);
+    for (const tiles of needed.values()) {
+      const tile = tiles[i];
+      if (tile && !cache.has(tile.key)) missing.set(tile.key, tile);
     }
   }
-  for (const one of all.values()) {
-    if (loading.size >= AT_ONCE) break;
-    if (!loading.has(one.key)) load(one);
+  for (const [key, controller] of loading) {
+    if (missing.has(key)) continue;
+    controller.abort();
+    loading.delete(key);
+  }
+  for (const tile of missing.values()) {
+    if (loading.size >= PARALLEL_REQUESTS) break;
+    if (!loading.has(tile.key)) load(tile);
   }
 }
 
-async function load(one) {
+async function load({ key, fields }) {
   const controller = new AbortController();
-  loading.set(one.key, controller);
+  loading.set(key, controller);
   try {
-    const { values, shape } = await floats("/api/look/tile", one.fields, controller.signal);
-    kept.set(one.key, { values, rows: shape[0], cols: shape[1] });
-    while (kept.size > KEPT) kept.delete(kept.keys().next().value);
-    for (const owner of [...wanted.keys()]) owner.arrived(one.key);
+    const { values, shape } = await getFloats("/api/look/tile", fields, controller.signal);
+    cache.set(key, { values, rows: shape[0], columns: shape[1] });
+    while (cache.size > CACHE_SIZE) cache.delete(cache.keys().next().value);
+    for (const map of [...needed.keys()]) map.onTile(key);
   } catch (error) {
-    if (error.name !== "AbortError") for (const owner of [...wanted.keys()]) owner.failed(one.key, error);
+    if (error.name !== "AbortError") {
+      for (const map of [...needed.keys()]) map.onTileError(key, error);
+    }
   }
-  if (loading.get(one.key) === controller) loading.delete(one.key);
-  pump();
+  if (loading.get(key) === controller) loading.delete(key);
+  updateRequests();
 }
 
-// The tiles of one head with one way of making scores. `levels` is what the lab says of its sizes.
+// The image of a tile, painted again when `stamp` changes.
+function tileImage(tile, stamp, paintOn) {
+  if (tile.stamp !== stamp) {
+    tile.canvas ??= document.createElement("canvas");
+    paintOn(tile.canvas);
+    tile.stamp = stamp;
+  }
+  return tile.canvas;
+}
+
+// The map of one head with one setting of its scores. `levels` is the lab's response about its sizes.
 export class Tiles {
-  constructor(fields, levels, { changed, failed }) {
-    Object.assign(this, { fields, levels, n: levels.n, m: levels.m, top: levels.top, changed });
+  constructor(fields, levels, { onChange, onError }) {
+    this.fields = fields;
+    this.levels = levels;
+    this.n = levels.n;
+    this.m = levels.m;
+    this.top = levels.top;
+    this.onChange = onChange;
+    this.onError = onError;
     this.base = JSON.stringify(fields);
-    this.broken = new Set();
-    this.tell = failed;
+    this.failedKeys = new Set();
+    this.sinkColumns = null;
   }
 
   key(level, x, y) {
@@ -67,108 +89,142 @@ export class Tiles {
   }
 
   get(level, x, y) {
-    return use(this.key(level, x, y));
+    return cachedTile(this.key(level, x, y));
   }
 
-  want(list) {
-    const tiles = list.map(([level, x, y]) => ({ key: this.key(level, x, y), fields: { ...this.fields, level, x, y } }));
-    wanted.set(this, tiles.filter((one) => !this.broken.has(one.key)));
-    pump();
+  // Request tiles, given as [level, x, y]. Tiles that were requested before and are not in the list are not needed.
+  request(positions) {
+    const tiles = [];
+    for (const [level, x, y] of positions) {
+      const key = this.key(level, x, y);
+      if (!this.failedKeys.has(key)) tiles.push({ key, fields: { ...this.fields, level, x, y } });
+    }
+    needed.set(this, tiles);
+    updateRequests();
   }
 
-  arrived(key) {
-    if (key.startsWith(this.base)) this.changed();
+  onTile(key) {
+    if (key.startsWith(this.base)) this.onChange();
   }
 
-  failed(key, error) {
+  onTileError(key, error) {
     if (!key.startsWith(this.base)) return;
-    if (!this.broken.size) this.tell(error);
-    this.broken.add(key); // asked again only when the map is opened again
+    if (!this.failedKeys.size) this.onError(error);
+    this.failedKeys.add(key); // requested again only when the map is opened again
   }
 
-  // Leave out of the picture what the first keys took: `columns` are all queries' weights on each of them.
-  hide(columns) {
-    this.columns = columns;
-    this.paler = null;
+  // Draw the map without the first keys. `columns` are the weights of all queries on each of them; null draws all.
+  hideSinks(columns) {
+    this.sinkColumns = columns;
+    this.sinkFactor = null;
   }
 
-  // A sink takes most of what there is, and all else looks pale beside it: without it colours begin lower.
-  darkest(level) {
-    const given = this.levels.darkest[Math.min(level, this.levels.darkest.length - 1)] || 1;
-    if (!this.columns) return given;
-    const whole = this.paler ? null : this.get(this.top, 0, 0);
-    if (whole) this.paler = Math.min(1, darkestOf(this.rest(whole, this.top, 0, 0)) / (darkestOf(whole.values) || 1)) || 1;
-    return given * (this.paler ?? 1);
+  // The weight that gets the darkest colour. A sink takes most of the weight, and other cells look pale beside it:
+  // without it the colours start lower.
+  colourMaximum(level) {
+    const maximum = this.levels.darkest[Math.min(level, this.levels.darkest.length - 1)] || 1;
+    if (!this.sinkColumns) return maximum;
+    const overview = this.sinkFactor ? null : this.get(this.top, 0, 0);
+    if (overview) {
+      const rest = colourMaximum(this.withoutSinks(overview, this.top, 0, 0));
+      const all = colourMaximum(overview.values) || 1;
+      this.sinkFactor = Math.min(1, rest / all) || 1;
+    }
+    return maximum * (this.sinkFactor ?? 1);
   }
 
-  // A tile's values without the sinks' share of them.
-  rest(tile, level, x, y) {
-    if (!this.columns || x > 0) return tile.values;
+  // The values of a tile, without the weight on hidden sinks.
+  withoutSinks(tile, level, x, y) {
+    if (!this.sinkColumns || x > 0) return tile.values;
     const values = Float32Array.from(tile.values);
-    const size = 2 ** level;
-    this.columns.forEach((column, key) => {
-      const at = Math.floor(key / size);
-      for (let i = 0; at < tile.cols && i < tile.rows; i++) {
-        const first = (y * SIZE + i) * size;
-        const rows = column.subarray(first, first + size);
-        values[i * tile.cols + at] -= rows.reduce((a, b) => a + b, 0) / rows.length;
+    const cellSize = 2 ** level;
+    for (const [key, column] of this.sinkColumns.entries()) {
+      const tileColumn = Math.floor(key / cellSize);
+      if (tileColumn >= tile.columns) continue;
+      for (let row = 0; row < tile.rows; row++) {
+        const first = (y * TILE_SIZE + row) * cellSize;
+        const weights = column.subarray(first, first + cellSize);
+        values[row * tile.columns + tileColumn] -= weights.reduce((sum, weight) => sum + weight, 0) / weights.length;
       }
-    });
+    }
     return values;
   }
 
-  picture(tile, level, x, y) {
-    const stamp = `${isDark()} ${this.darkest(level)} ${Boolean(this.columns)}`;
-    if (tile.stamp !== stamp) {
-      tile.canvas ??= document.createElement("canvas");
-      paint(tile.canvas, this.rest(tile, level, x, y), tile.cols, tile.rows, this.darkest(level));
-      tile.stamp = stamp;
-    }
-    return tile.canvas;
+  image(tile, level, x, y) {
+    const maximum = this.colourMaximum(level);
+    const stamp = `${isDark()} ${maximum} ${Boolean(this.sinkColumns)}`;
+    return tileImage(tile, stamp, (canvas) => {
+      paint(canvas, this.drawn(tile, level, x, y), tile.columns, tile.rows, maximum);
+    });
+  }
+
+  // The values of a tile as they are drawn. Cells are sums over 2^level keys, but the last ones and those with hidden
+  // sinks have fewer: they are scaled to the same number, because they would look paler than they are.
+  drawn(tile, level, x, y) {
+    const values = this.withoutSinks(tile, level, x, y);
+    const cellSize = 2 ** level;
+    const hidden = this.sinkColumns?.length ?? 0;
+    const factors = Float32Array.from({ length: tile.columns }, (_, column) => {
+      const first = (x * TILE_SIZE + column) * cellSize;
+      const keys = Math.min(this.m, first + cellSize) - Math.max(first, hidden);
+      return keys > 0 ? cellSize / keys : 1;
+    });
+    if (factors.every((factor) => factor === 1)) return values;
+    return values.map((weight, i) => weight * factors[i % tile.columns]);
   }
 
   close() {
-    wanted.delete(this);
-    pump();
+    needed.delete(this);
+    updateRequests();
   }
 }
 
-// B − A, cell by cell, of two maps of one size.
+// The difference B − A of two maps of the same size.
 export class Difference {
   constructor(a, b, handlers) {
     this.a = new Tiles(a.fields, a.levels, handlers);
     this.b = new Tiles(b.fields, b.levels, handlers);
-    Object.assign(this, { n: b.n, m: b.m, top: b.top });
-    this.made = new WeakMap(); // of B's tile; both are given back together
+    this.n = b.n;
+    this.m = b.m;
+    this.top = b.top;
+    this.differences = new WeakMap(); // tile of B → its difference
+  }
+
+  // Draw the difference without the first keys: see `Tiles.hideSinks`. The values that are read stay the whole ones.
+  hideSinks(columnsOfA, columnsOfB) {
+    this.a.hideSinks(columnsOfA);
+    this.b.hideSinks(columnsOfB);
   }
 
   get(level, x, y) {
-    const [a, b] = [this.a.get(level, x, y), this.b.get(level, x, y)];
+    const a = this.a.get(level, x, y);
+    const b = this.b.get(level, x, y);
     if (!a || !b) return null;
-    if (this.made.get(b)?.of !== a) {
+    if (this.differences.get(b)?.a !== a) {
       const values = Float32Array.from(b.values, (value, i) => value - a.values[i]);
-      this.made.set(b, { of: a, values, rows: b.rows, cols: b.cols });
+      this.differences.set(b, { a, b, values, rows: b.rows, columns: b.columns });
     }
-    return this.made.get(b);
+    return this.differences.get(b);
   }
 
-  want(list) {
-    this.a.want(list);
-    this.b.want(list);
+  request(positions) {
+    this.a.request(positions);
+    this.b.request(positions);
   }
 
-  darkest(level) {
-    return Math.max(this.a.darkest(level), this.b.darkest(level));
+  colourMaximum(level) {
+    return Math.max(this.a.colourMaximum(level), this.b.colourMaximum(level));
   }
 
-  picture(tile, level) {
-    const stamp = `${isDark()} ${this.darkest(level)}`;
-    if (tile.stamp !== stamp) {
-      tile.canvas ??= document.createElement("canvas");
-      paintSigned(tile.canvas, tile.values, tile.cols, tile.rows, this.darkest(level));
-      tile.stamp = stamp;
-    }
-    return tile.canvas;
+  image(tile, level, x, y) {
+    const maximum = this.colourMaximum(level);
+    const stamp = `${isDark()} ${maximum} ${Boolean(this.b.sinkColumns)}`;
+    return tileImage(tile, stamp, (canvas) => {
+      const valuesOfA = this.a.drawn(tile.a, level, x, y);
+      const valuesOfB = this.b.drawn(tile.b, level, x, y);
+      const values = valuesOfB.map((value, i) => value - valuesOfA[i]);
+      paintSigned(canvas, values, tile.columns, tile.rows, maximum);
+    });
   }
 
   close() {
@@ -177,34 +233,47 @@ export class Difference {
   }
 }
 
-// The small map alone, of a recording that kept no q and k: `place` and which of its heads.
-export class Pooled {
-  constructor(place, index, hide) {
-    const { values, rows, width, darkest } = headMap(place, index, hide);
-    this.tile = { values, rows, cols: width };
-    Object.assign(this, { n: rows, m: width, top: 0, pooled: true, most: darkest });
-    this.totals = [place.n ?? rows, place.m ?? width];
+// The pooled map alone, for a recording without q and k. `index` is the index of the head in its layer.
+export class PooledMap {
+  constructor(layer, index, hideSinks) {
+    const { map, perKey, rows, width, darkest } = headMap(layer, index, hideSinks);
+    this.isPooled = true;
+    this.sums = map; // the weight on all keys of a cell
+    this.tile = { values: perKey, rows, columns: width };
+    this.n = rows;
+    this.m = width;
+    this.top = 0;
+    this.maximum = darkest;
+    this.queryCount = layer.n ?? rows;
+    this.keyCount = layer.m ?? width;
   }
 
-  // The first and last query (0) or key (1) of a bin.
-  bin(which, at) {
-    const [bins, total] = [which ? this.m : this.n, this.totals[which]];
-    return [Math.ceil((at * total) / bins), Math.ceil(((at + 1) * total) / bins) - 1];
+  // The first and the last query or key of a bin.
+  bin(side, index) {
+    const bins = side === "keys" ? this.m : this.n;
+    const count = side === "keys" ? this.keyCount : this.queryCount;
+    const [first, end] = binRange(index, bins, count);
+    return [first, end - 1];
+  }
+
+  // The weight on all keys of a cell.
+  sum({ row, key }) {
+    return this.sums[row * this.m + key];
   }
 
   get(level, x, y) {
     return level === 0 && x === 0 && y === 0 ? this.tile : null;
   }
 
-  want() {}
+  request() {}
 
-  darkest() {
-    return this.most;
+  colourMaximum() {
+    return this.maximum;
   }
 
-  picture(tile) {
+  image(tile) {
     this.canvas ??= document.createElement("canvas");
-    return paint(this.canvas, tile.values, tile.cols, tile.rows, this.most);
+    return paint(this.canvas, tile.values, tile.columns, tile.rows, this.maximum);
   }
 
   close() {}

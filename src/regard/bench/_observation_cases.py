@@ -1,0 +1,87 @@
+"""Benchmark cases of ``regard.watch`` against storing the n × n weights and measuring them afterwards."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._observables import Observe
+from regard._operator import attention
+from regard.bench._race import OURS, Call, Case, MissingPeer, assert_same, random_qkv
+from regard.interp import Recording, watch
+
+GROUP = "watching"
+TOKENS = 2048
+
+
+def observation_cases() -> Iterator[Case]:
+    """Yield the cases: one layer at two lengths, then all heads of a model."""
+    for n in (1024, 4096):
+        yield Case(GROUP, f"8 heads on {n:,} tokens, rows and a map", partial(_layer, n), memory=True)
+    yield Case(GROUP, f"GPT-2, 6 × 8 heads on {TOKENS:,} tokens", _model, memory=True)
+
+
+def _layer(n: int) -> Mapping[str, Call]:
+    q, k, v = random_qkv(1, 8, n, 64)
+    observe = Observe(map=64)
+
+    def ours() -> tuple[Tensor, Tensor, Tensor]:
+        out, observation = attention(q, k, v, observe=observe)
+        assert observation.map is not None  # for the type checker
+        return out, observation.mean("entropy").float(), observation.map.float()
+
+    def stored() -> tuple[Tensor, Tensor, Tensor]:
+        weights = torch.softmax(q @ k.mT / math.sqrt(64), -1)
+        pooled = weights[0].unflatten(2, (64, -1)).sum(3).unflatten(1, (64, -1)).mean(2)
+        return weights @ v, _entropy(weights)[0], pooled
+
+    for a, b in zip(ours(), stored(), strict=True):
+        assert_same(a, b)
+    return {OURS: ours, "weights stored": stored, "not watched": lambda: attention(q, k, v)}
+
+
+def _entropy(weights: Tensor) -> Tensor:
+    """Return −Σ_j A_ij ln A_ij, averaged over the rows i."""
+    return torch.special.entr(weights).sum(-1).mean(-1)
+
+
+def _model() -> Mapping[str, Call]:
+    if importlib.util.find_spec("transformers") is None:
+        raise MissingPeer("transformers is not installed")
+    from transformers import GPT2Config, GPT2Model
+
+    # Two models with the same parameters. regard observes the one with fused attention; the comparison needs eager
+    # attention, because only that returns attention weights.
+    sizes: dict[str, Any] = {"n_embd": 512, "n_layer": 6, "n_head": 8, "n_positions": TOKENS}
+    sizes |= {"vocab_size": 1000, "bos_token_id": 0, "eos_token_id": 0}
+    torch.manual_seed(0)
+    plain: Any = GPT2Model(GPT2Config(**sizes | {"attn_implementation": "sdpa"})).eval()
+    eager: Any = GPT2Model(GPT2Config(**sizes | {"attn_implementation": "eager"})).eval()
+    eager.load_state_dict(plain.state_dict())
+    ids = torch.arange(TOKENS)[None] * 7 % 1000
+
+    @torch.no_grad()
+    def ours() -> Recording:
+        with watch(plain, Observe(map=64)) as recording:
+            plain(ids, use_cache=False)
+        return recording
+
+    @torch.no_grad()
+    def stored() -> Tensor:
+        layers = eager(ids, use_cache=False, output_attentions=True).attentions
+        return torch.stack([_entropy(weights)[0] for weights in layers])
+
+    @torch.no_grad()
+    def unwatched() -> Tensor:
+        return plain(ids, use_cache=False).last_hidden_state
+
+    # The two entropies add 2,048 float32 terms in different orders, so the tolerance is wider.
+    entropies = torch.stack([one.mean("entropy") for one in ours().values()]).float()
+    assert_same(entropies, stored(), tolerance=2e-3)
+    return {OURS: ours, "weights stored": stored, "not watched": unwatched}

@@ -1,0 +1,1 @@
+"""The Budget page of the lab: size a model before it exists."""

@@ -1,0 +1,1 @@
+"""The Evolve page of the lab: how heads change during training."""

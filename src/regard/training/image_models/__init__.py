@@ -1,0 +1,1 @@
+"""Image models that only the training tasks use, one per file."""
