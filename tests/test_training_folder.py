@@ -7,8 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from support.tiny_task import QUICK, Heard, Tiny, digest
 
+from regard.interp._records import list_records
 from regard.training._checkpoints import Checkpoints
 from regard.training._train import load_trained_model, train
 
@@ -96,3 +99,57 @@ def test_no_checkpoint_that_can_be_read_is_an_error(tmp_path: Path) -> None:
         file.write_text("[]")
     with pytest.warns(UserWarning), pytest.raises(ValueError, match="is not a complete checkpoint"):
         train(Tiny, tmp_path, QUICK)
+
+
+def test_a_resumed_run_that_fails_has_removed_nothing(tmp_path: Path) -> None:
+    """Its newest checkpoint is damaged, and the run diverges after the one before: both and all records stay."""
+    train(Tiny, tmp_path, QUICK | {"keep": 4, "record": 1})
+    newest = tmp_path / "checkpoints" / "step-00000012"
+    (newest / "weights.safetensors").write_bytes(b"short")
+    older = tmp_path / "checkpoints" / "step-00000009" / "weights.safetensors"
+    save_file({name: x * 1e30 for name, x in load_file(older).items()}, older)
+    names = files_of(tmp_path)
+    assert any(name.startswith("evolution/step-00000012") for name in names)
+    with pytest.warns(UserWarning, match="is not a complete checkpoint"), pytest.raises(RuntimeError, match="diverged"):
+        train(Tiny, tmp_path, QUICK | {"keep": 4, "record": 1})
+    assert not names - files_of(tmp_path)
+
+
+def test_records_after_the_checkpoint_stay_until_the_next_one(tmp_path: Path) -> None:
+    changes = QUICK | {"record": 1, "record_every": 1, "keep": 4}
+    train(Tiny, tmp_path, changes)
+    (tmp_path / "checkpoints" / "step-00000012" / "state.json").write_text("{}")
+    other = changes | {"record_every": 5}
+    seen = []
+    listener = Heard(10, lambda: seen.extend(list_records(tmp_path / "evolution")))
+    with pytest.warns(UserWarning, match="is not a complete checkpoint"):
+        train(Tiny, tmp_path, other, listener=listener)
+    assert seen == list(range(13))
+    # The run resumed at step 9; of the later records, those of this run are left.
+    recorded = [*range(10), *listener.steps("recorded"), 12]
+    assert list(list_records(tmp_path / "evolution")) == sorted(set(recorded))
+
+
+def test_a_checkpoint_is_replaced_only_by_a_complete_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    state = {"step": 3, "waited": 0, "seconds": 0, "last": {}, "best": None}
+    checkpoints.write(state, {"w": torch.zeros(2)}, {})
+    checkpoints.write(state | {"seconds": 1}, {"w": torch.ones(2)}, {})
+    assert checkpoints.read(3).state["seconds"] == 1
+    rename = Path.rename
+
+    def fails_at_the_end(self: Path, target: Path) -> Path:
+        if self.name.endswith("-replaced") or target.name.endswith("-replaced"):
+            return rename(self, target)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", fails_at_the_end)
+    with pytest.raises(OSError, match="step 3 cannot be written: No space"):
+        checkpoints.write(state | {"seconds": 2}, {"w": torch.ones(2)}, {})
+    assert checkpoints.read(3).state["seconds"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+
+
+def files_of(folder: Path) -> set[str]:
+    """The names of all files of a folder and its subfolders."""
+    return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}

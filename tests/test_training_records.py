@@ -57,7 +57,8 @@ def test_a_folder_with_a_record_s_name_is_none(tmp_path: Path) -> None:
     (tmp_path / "step-00000002.safetensors").mkdir()
     (tmp_path / ".step-00000003.safetensors.half").mkdir()
     assert records.list_records(tmp_path) == {1: file}
-    records.remove_records_after(tmp_path, 0)
+    records.remove_unfinished_records(tmp_path)
+    records.remove_record(tmp_path, 1)
     assert sorted(x.name for x in tmp_path.iterdir()) == [
         *(".step-00000003.safetensors.half", "step-00000002.safetensors")
     ]

@@ -156,23 +156,34 @@ def atomic_write(file: Path, mode: int | None = None) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside ``folder``, which must not exist yet.
+def atomic_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yield a temporary folder beside ``folder``.
 
     At the end of the block its files are on the disk and it gets the name ``folder``; after an error it is deleted.
+
+    - ``replace``: whether ``folder`` may exist. Then it is removed, but only when the new folder is complete. False
+      (default): it must not exist yet.
     """
     make_folder(folder.parent)
     temporary = folder.parent / f"{TEMPORARY_FOLDER}{folder.name[:64]}-{secrets.token_hex(4)}"
+    replaced = folder.parent / f"{temporary.name}-replaced"
     temporary.mkdir()
     try:
         yield temporary
         # The files must be on the disk before the rename: a power cut must not leave a named folder of empty files.
         fsync_folder(temporary)
+        if replace and folder.exists():
+            # A folder with files cannot be replaced in one step.
+            folder.rename(replaced)
         temporary.rename(folder)
         fsync_folder(folder.parent)
     finally:
+        # After an error between the two renames, the old folder gets its name back.
+        if replaced.exists() and not folder.exists():
+            replaced.rename(folder)
         # After the rename there is no folder of this name any more.
         shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def make_folder(folder: Path) -> None:

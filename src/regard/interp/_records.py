@@ -117,7 +117,7 @@ def find_records(folder: Path) -> dict[int, Path]:
 def write_record(folder: Path, record: Record) -> Path:
     """Write the file of one step, which appears complete or not at all; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"step-{record.step:08d}.safetensors"
+    file = record_file(folder, record.step)
     names = {}
     for table, columns in record.names.items():
         names[table] = [STORED_SCORES.get(name, name) for name in columns]
@@ -140,11 +140,18 @@ def write_record(folder: Path, record: Record) -> Path:
     return file
 
 
-def remove_records_after(folder: Path, step: int) -> None:
-    """Remove the records after a step, and the unfinished files of a process that was killed."""
-    for later, file in list_records(folder).items():
-        if later > step:
-            file.unlink(missing_ok=True)
+def record_file(folder: Path, step: int) -> Path:
+    """Return the file of the record of a step."""
+    return folder / f"step-{step:08d}.safetensors"
+
+
+def remove_record(folder: Path, step: int) -> None:
+    """Remove the record of a step, if there is one."""
+    record_file(folder, step).unlink(missing_ok=True)
+
+
+def remove_unfinished_records(folder: Path) -> None:
+    """Remove the unfinished files of a process that was killed."""
     for file in folder.glob(".step-*.safetensors.*"):
         if not file.is_dir():
             file.unlink(missing_ok=True)

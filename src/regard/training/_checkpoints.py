@@ -15,7 +15,7 @@ import math
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,9 +67,7 @@ class Checkpoints:
         step = int(state["step"])
         try:
             # An existing folder of this step was unreadable, or the run would have resumed from it.
-            if self.path(step).exists():
-                shutil.rmtree(self.path(step))
-            with atomic_folder(self.path(step)) as temporary:
+            with atomic_folder(self.path(step), replace=True) as temporary:
                 save_tensors(weights, temporary / "weights.safetensors")
                 save_tensors(optimizer_state, temporary / "optimizer.safetensors")
                 header = {"kind": KIND, "format": FORMAT, **state}
@@ -111,17 +109,18 @@ class Checkpoints:
 
     def remove_old(self, keep_last: int, best: int | None) -> None:
         """Remove all checkpoints except the ``keep_last`` newest and that of the step ``best``."""
-        for step in self.steps()[:-keep_last]:
-            if step != best:
+        self.remove(step for step in self.steps()[:-keep_last] if step != best)
+
+    def remove(self, steps: Iterable[int]) -> None:
+        """Remove the checkpoints of some steps, as far as they exist."""
+        for step in steps:
+            if self.path(step).exists():
                 shutil.rmtree(self.path(step))
 
-    def remove_after(self, step: int) -> None:
-        """Remove unreadable checkpoints after a step, and the temporary folders of a process that was killed."""
+    def remove_unfinished(self) -> None:
+        """Remove the temporary folders of a process that was killed."""
         for path in self.folder.glob(f"{TEMPORARY_FOLDER}*"):
             shutil.rmtree(path, ignore_errors=True)
-        for later in self.steps():
-            if later > step:
-                shutil.rmtree(self.path(later))
 
     def describe_newest(self) -> str:
         """Return the sentence of an error message that says from which step the run can resume."""

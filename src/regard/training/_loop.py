@@ -106,17 +106,19 @@ class Loop:
                 raise RegardError(f"the checkpoint of step {self.state.step} has no {task.score} of its best step")
             _optimizer.load_weights(self.model, checkpoint.weights)
 
-        # All processes must have read the checkpoint before the first one removes later ones, and the same one: the
-        # folder may not be shared between machines.
+        # All processes must have read the same checkpoint: the folder may not be shared between machines.
         processes.agree({"step of the checkpoint": self.state.step})
         self.training_model = processes.wrap(self.model, self.recipe.parallel)
         self.optimizer = _optimizer.create_optimizer(self.model, self.recipe)
         if checkpoint is not None:
             _optimizer.load_optimizer_state(self.model, self.optimizer, checkpoint.optimizer_state)
-        # Only now: a file that turns out to be damaged must not cost the others.
+        # Checkpoints that could not be read. They stay until a new one is written: if this run fails before that, for
+        # example because the older checkpoint is damaged too, nothing is lost.
+        self.superseded: list[int] = []
         if processes.is_first:
             check_metrics_size(self.path / "metrics.jsonl")
-            self.checkpoints.remove_after(self.state.step)
+            self.checkpoints.remove_unfinished()
+            self.superseded = [step for step in self.checkpoints.steps() if step > self.state.step]
         self.held_out_batches = list(task.held_out_batches())
         self.recorder = self._create_recorder()
         self.clock = time.perf_counter()
@@ -252,10 +254,18 @@ class Loop:
         moments = _optimizer.optimizer_state(self.model, self.optimizer)
         if self.processes.is_first:
             self.checkpoints.write(vars(state), weights, moments)
+            self._remove_superseded()
             best_step = None if state.best is None else state.best["step"]
             self.checkpoints.remove_old(self.recipe.keep, best_step)
         # No process may continue from a step that is not written yet.
         self.processes.wait()
+
+    def _remove_superseded(self) -> None:
+        """Remove checkpoints and records of the steps that this run has done, or will do, again."""
+        self.checkpoints.remove(step for step in self.superseded if step != self.state.step)
+        self.superseded = []
+        if self.recorder is not None:
+            self.recorder.remove_superseded()
 
     def _record(self) -> None:
         if self.recorder is not None and self.recorder.step(self.state.step):
@@ -280,7 +290,7 @@ class Loop:
             share=self.recipe.record,
             total=self.recipe.steps,
         )
-        recorder.resume_from(self.state.step)
+        recorder.resume_from(self.state.step, remove=False)
         return recorder
 
     @contextmanager

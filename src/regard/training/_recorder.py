@@ -29,7 +29,14 @@ from regard._checks import check_instance, check_integer
 from regard._errors import RegardError
 from regard._observables import Observe
 from regard.interp._probes import Probe, image_probe, run_model, text_probes
-from regard.interp._records import Record, list_records, read_record, remove_records_after, write_record
+from regard.interp._records import (
+    Record,
+    list_records,
+    read_record,
+    remove_record,
+    remove_unfinished_records,
+    write_record,
+)
 from regard.models import ImageModel
 from regard.parallel._group import Ring
 from regard.training._head_measurements import Call, measure_heads
@@ -128,6 +135,7 @@ class Recorder:
         self._record_count = 0
         self._waiting: list[int] = []  # scheduled steps since the last record, which did not fit into the share
         self._left_out: list[int] = []  # in the first process only
+        self._superseded: set[int] = set()  # steps of records after the one of resume_from; in the first process only
         self._open_folder()
 
     def step(self, step: int) -> bool:
@@ -156,9 +164,26 @@ class Recorder:
         if self.left_out:
             self._warn()
 
-    def resume_from(self, step: int) -> None:
-        """Remove the records after a step: an interrupted training resumes from its checkpoint."""
+    def resume_from(self, step: int, *, remove: bool = True) -> None:
+        """Continue after a step, as if there were no later records: a training resumes from its checkpoint.
+
+        - ``step``: the step of the checkpoint.
+        - ``remove``: whether later records are removed now. If not, they stay until ``remove_superseded`` is called or
+          a new record replaces them; call it when the training has written its next checkpoint.
+        """
         self._open_folder(check_integer("step", step))
+        if remove:
+            self.remove_superseded()
+
+    def remove_superseded(self) -> None:
+        """Remove the records that were left by an earlier training after the step of ``resume_from``."""
+        if self._ring.rank:
+            return
+        for step in self._superseded:
+            remove_record(self.folder, step)
+        self._superseded.clear()
+        if self._left_out != read_left_out(self.folder):
+            write_left_out(self.folder, self._left_out)
 
     @property
     def share(self) -> float:
@@ -173,18 +198,19 @@ class Recorder:
         return [*self._left_out, *self._waiting[:-1]]
 
     def _open_folder(self, last_step: int = 2**60) -> None:
-        """Continue the records of the folder, without those after ``last_step``; one process reads for all."""
+        """Continue the records of the folder up to ``last_step``, without later ones; one process reads for all."""
         summary = [-1, 0, 0, 0]  # the last recorded step, the number of records, then spent and elapsed in microseconds
         message = ""
         costs: list[float] = []
         self._left_out = []
         if self._ring.rank == 0:
             try:
-                remove_records_after(self.folder, last_step)
+                remove_unfinished_records(self.folder)
                 files = list_records(self.folder)
+                self._superseded = {step for step in files if step > last_step}
+                for step in self._superseded:
+                    del files[step]
                 self._left_out = read_left_out(self.folder, min(last_step, max(files, default=-1)))
-                if self._left_out != read_left_out(self.folder):
-                    write_left_out(self.folder, self._left_out)
                 for step in sorted(files)[-RECENT_COSTS:]:
                     record = read_record(files[step])
                     costs.append(record.seconds["cost"])
@@ -267,6 +293,7 @@ class Recorder:
             model = type(self.model).__name__
             layers = tuple(sums.layers.values())
             write_record(self.folder, Record(step, model, layers, tensors, names, seconds, self._observe.grid))
+            self._superseded.discard(step)
             # The last waiting step is this one, or one that is recorded late; those before it are left out.
             if len(self._waiting) > 1:
                 self._left_out = self.left_out
@@ -293,6 +320,7 @@ class Recorder:
         layers = tuple(sums.layers.values())
         name = type(self.model).__name__
         write_record(self.folder, Record(step, name, layers, tensors, names, seconds, self._observe.grid))
+        self._superseded.discard(step)
         if step in self._waiting:
             self._waiting.remove(step)
         if step in self._left_out:

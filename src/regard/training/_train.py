@@ -172,7 +172,9 @@ def load_trained_model(
     if not steps:
         raise FileNotFoundError(f"{path} has no checkpoint yet")
     if step is None:
-        step = _best_step(checkpoints.read(steps[-1]).state["best"], steps[-1])
+        newest = checkpoints.read_newest()
+        assert newest is not None
+        step = _best_step(newest.state["best"], newest.state["step"])
     elif step not in steps:
         raise RegardError(f"step is {step}, but {path} has checkpoints of the steps {', '.join(map(str, steps))}")
     return _model_at(instance, checkpoints, step)
