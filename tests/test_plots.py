@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
 from matplotlib.colors import to_rgb  # noqa: E402
 
 from regard import plots  # noqa: E402
-from regard.plots._figure_style import MAP_COLOURS, WEIGHT_COLOUR, fonts  # noqa: E402
+from regard.plots._drawing import MAP_COLOURS, WEIGHT_COLOUR, fonts  # noqa: E402
 
 HOSTILE = ["$a_1$", "\\frac{", "a\nb", "👩‍👩‍👧", "\x00\x07", "中文", "", "  ", "\ud800", "_", "$\\frac$", "long" * 9]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from regard._files import check_output_file
-from regard.plots._figure_style import figure_format
+from regard.plots._drawing import figure_format
 
 
 def check_writable(file: Path) -> None:

@@ -9,7 +9,7 @@ drawn as ↵ and ⇥, characters that no font has as ▯.
 """
 
 from regard.plots._curves import FAINTEST_LINE, MOST_LINES, lines, profile, series
-from regard.plots._figure_style import (
+from regard.plots._drawing import (
     EDGE_COLOUR,
     LINE_COLOURS,
     font_options,
@@ -24,7 +24,7 @@ from regard.plots._figure_style import (
     thin_ticks,
 )
 from regard.plots._maps import MOST_LABELS, grid, heatmap
-from regard.plots._style import FigureStyle, current_style, styled
+from regard.plots._figure_style import FigureStyle, current_style, styled
 
 __all__ = [
     "EDGE_COLOUR",

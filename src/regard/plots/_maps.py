@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard._errors import RegardError
-from regard.plots import _figure_style as figures
-from regard.plots._style import FigureStyle, current_style, styled
+from regard.plots import _drawing as figures
+from regard.plots._figure_style import FigureStyle, current_style, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
