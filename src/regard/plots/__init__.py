@@ -23,8 +23,8 @@ from regard.plots._drawing import (
     text_width,
     thin_ticks,
 )
-from regard.plots._maps import MOST_LABELS, grid, heatmap
 from regard.plots._figure_style import FigureStyle, current_style, styled
+from regard.plots._maps import MOST_LABELS, grid, heatmap
 
 __all__ = [
     "EDGE_COLOUR",

@@ -9,8 +9,8 @@ import numpy as np
 
 from regard._errors import RegardError
 from regard.plots import _drawing as figures
-from regard.plots._maps import draw_heatmap
 from regard.plots._figure_style import FigureStyle, current_style, styled
+from regard.plots._maps import draw_heatmap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
