@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,13 @@ def test_when_heads_took_their_types(tmp_path: Path) -> None:
     assert texts(figures.plot_arrivals(made_of({})))[1:] == ["no types"]
 
 
-def test_every_kind_has_a_colour_of_its_own() -> None:
-    assert set(figures.TYPE_COLOURS) == set(HEAD_TYPES) and len(set(figures.TYPE_COLOURS.values())) == len(HEAD_TYPES)
+def test_every_type_has_a_colour_of_its_own_and_the_same_in_the_lab() -> None:
+    assert list(figures.TYPE_COLOURS) == list(HEAD_TYPES)
+    assert len(set(figures.TYPE_COLOURS.values())) == len(HEAD_TYPES)
+    script = (Path(figures.__file__).parents[1] / "lab" / "static" / "colour.js").read_text()
+    table = re.search(r"HEAD_TYPE_COLOURS = \{(.*?)\}", script, re.DOTALL)
+    assert table is not None
+    assert dict(re.findall(r'(\w+): "(#\w+)"', table[1])) == figures.TYPE_COLOURS
 
 
 def test_what_cannot_be_drawn(run: Path) -> None:  # noqa: F811

@@ -27,11 +27,17 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_arrivals", "plot_maps", "plot_offsets", "plot_trajectories", "save_figures"]
 
-# Every head starts as an averaging head, which is grey. The other colours are those of Okabe and Ito, which readers
-# with colour blindness can tell apart; their yellow replaces black because it looks better as a filled area.
-TYPE_COLOURS = {"averaging": "#c4c4c4"} | dict(
-    zip([x for x in HEAD_TYPES if x != "averaging"], [*plots.LINE_COLOURS[:-1], "#f0e442"], strict=True)
-)
+# The colours of the lab's pages (lab/static/colour.js). Readers with colour blindness can tell them apart.
+TYPE_COLOURS = {
+    "sink": "#7f7f7f",
+    "previous": "#0072b2",
+    "positional": "#56b4e9",
+    "convolution": "#009e73",
+    "averaging": "#b0a030",
+    "induction": "#d55e00",
+    "duplicate": "#e69f00",
+    "content": "#cc79a7",
+}
 MAX_LANES = 3  # at most this many types of a head are drawn at one step: the most confident ones
 PANEL_INCHES = 1.35  # side of one panel of ``plot_offsets``
 PANEL_REACH = 3.5  # cells that a panel shows to either side of the query
