@@ -35,7 +35,7 @@ REGARD_INLINE float f16_to_float(uint16_t x) {
     const uint32_t sign = uint32_t{x & 0x8000u} << 16;
     const uint32_t body = x & 0x7fffu;
     if (body >= 0x7c00) return float_from_bits(sign | 0x7f800000u | ((body & 0x3ffu) << 13));
-    // Exponents have the bias 15 in a half and 127 in a float: multiplying by 2^112 converts them, also of subnormals.
+    // The exponent bias is 15 in a half and 127 in a float: multiplying by 2^112 corrects it, also for subnormals.
     return float_from_bits(sign | bits_of(float_from_bits(body << 13) * float_from_bits(0x77800000u)));
 #endif
 }
@@ -49,7 +49,7 @@ REGARD_INLINE uint16_t float_to_f16(float x) {
     const uint32_t body = bits & 0x7fffffffu;
     if (body > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
     if (body >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // rounds to infinity
-    if (body < 0x38800000u) {  // subnormal: after adding 1/2, the low bits are those of the rounded half
+    if (body < 0x38800000u) {  // subnormal as float16: adding 0.5f rounds; the low bits are then the result
         const float shifted = float_from_bits(body) + 0.5f;
         return static_cast<uint16_t>(sign | (bits_of(shifted) - bits_of(0.5f)));
     }

@@ -1,6 +1,7 @@
-// The three matrix products of attention, in blocks whose sums stay in registers. Each lane belongs to one query. The
-// elements of keys and values are read from their rows and broadcast to all lanes, so K and V are never packed.
-// MR, NR, W and PW are defined in simd.h. The index v counts the NR vectors of a panel.
+// The three matrix products of attention, in blocks whose sums stay in registers. In the first two, each lane belongs
+// to one query, and the elements of keys and values are broadcast from their rows, so K and V are never packed. In the
+// third, each lane belongs to one feature, and the weights are broadcast. MR, NR, W and PW are defined in simd.h. The
+// index v counts vectors: the NR vectors of a panel, or in the third product those of the features.
 #pragma once
 
 #include "simd.h"
@@ -61,8 +62,8 @@ REGARD_INLINE void weighted_sum_block(const float* values, int64_t stride, const
         for (int v = 0; v < NR; v++) store(outputs + f * PW + v * W, sums[f][v]);
 }
 
-// out[j][f] += Σ_lane weights[j][lane] · rows[lane][f] for KEYS keys and VECTORS vectors of features. The rows are
-// those of the queries, and the result is a gradient of the keys or values.
+// out[j][f] += Σ_lane weights[j][lane] · rows[lane][f] for KEYS keys and VECTORS vectors of features. There is one row
+// per query: the query itself, or the gradient of its output. The result is a gradient of the keys or values.
 template <int KEYS, int VECTORS>
 REGARD_INLINE void outer_block(const float* weights, const float* rows, int64_t stride, int64_t lanes, float* out,
                                int64_t out_stride) {

@@ -36,7 +36,7 @@ struct ForwardScratch : Scratch {
     float* values;
     float* rows;  // the rows of one panel as float32
     float* bins;  // bins of the pooled map, for all panels of a tile
-    Floats nonfinite = Floats{};  // 0 while every number is finite, then NaN
+    Floats nonfinite = Floats{};  // 0 while all numbers are finite; NaN in some lane after one that is not
 
     explicit ForwardScratch(const AttentionCall& call) {
         const bool converts = call.dtype != Dtype::float32;

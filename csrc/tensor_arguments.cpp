@@ -1,6 +1,7 @@
 // Reads torch tensors through their Python attributes, and checks them.
 #include "tensor_arguments.h"
 
+#include <cstdint>
 #include <stdexcept>
 
 namespace regard {
@@ -71,6 +72,17 @@ ElementType element_type(const nb::object& dtype) {
     return ElementType::other;
 }
 
+size_t element_size(ElementType type) {
+    switch (type) {
+        case ElementType::float64:
+        case ElementType::int64: return 8;
+        case ElementType::float32: return 4;
+        case ElementType::bfloat16:
+        case ElementType::float16: return 2;
+        default: return 1;  // of another dtype no element is read
+    }
+}
+
 const char* name_of(ElementType type) {
     switch (type) {
         case ElementType::float32: return "torch.float32";
@@ -135,6 +147,10 @@ TorchTensor::TorchTensor(const char* name, TensorArgument argument) : name_(name
 
     data_ = data_pointer(object_);
     if (!data_ && !empty_) fail("be a tensor with memory, got one without");
+    // C++ does not define what reading a number from another address does.
+    if (reinterpret_cast<uintptr_t>(data_) % element_size(type_) != 0)
+        fail("have its elements at multiples of their size in memory, got address " +
+             std::to_string(reinterpret_cast<uintptr_t>(data_)) + "; a clone of it has");
 }
 
 void TorchTensor::fail(const std::string& rule) const {

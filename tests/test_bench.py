@@ -235,12 +235,12 @@ def test_another_that_does_not_run_is_left_out(monkeypatch, capsys):
         raise RuntimeError("no compiler\nhere")
 
     x = torch.ones(3)
-    make = lambda: operator._keep_equal({"regard": lambda: x, "SDPA": lambda: x, "FlexAttention": broken})  # noqa: E731
+    make = lambda: operator._check_equal({"regard": lambda: x, "SDPA": lambda: x, "FlexAttention": broken})  # noqa: E731
     monkeypatch.setattr("regard.cli.bench.cases", lambda words: [bench.Case("operator", "a toy", make)])
     code, out, _ = command(monkeypatch, capsys, "bench", "--seconds", "0")
     assert code == 0 and "FlexAttention is left out: no compiler" in " ".join(out.split())
     with pytest.raises(RuntimeError, match="no compiler"):  # ours is never left out
-        operator._keep_equal({"regard": broken})
+        operator._check_equal({"regard": broken})
 
 
 @pytest.mark.parametrize(("median", "said"), [(2.1, False), (4.0, True)])

@@ -97,7 +97,7 @@ def test_the_kernels_page_has_the_benchmarks_figures():
         ("causal attention", "causal 1×8×1024×64", ["SDPA"]),
         ("a window of", "window ±256, 1×8×16384×64", ["SDPA", "FlexAttention"]),
         ("entropy and other observables of all 48 heads", "GPT-2, 6 × 8 heads on 2,048 tokens", ["weights stored"]),
-        ("generating one token with a Llama", "Llama 135M writes, a token", ["transformers"]),
+        ("generating one token with a Llama", "Llama 135M generates, per token", ["transformers"]),
     ],
 )
 def test_figures_are_those_of_the_benchmarks(name, case, peers):

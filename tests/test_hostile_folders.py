@@ -240,7 +240,7 @@ def test_many_files_beside_a_model_are_refused(tmp_path: Path, count: int, size:
     for i in range(count):
         with (folder / f"{i}.txt").open("wb") as opened:
             opened.truncate(size)  # sparse
-    with pytest.raises(RegardError, match="beside its weights"):
+    with pytest.raises(RegardError, match="with the suffixes"):
         load(folder)
 
 

@@ -76,6 +76,32 @@ def test_the_lab_serves_the_glossary(address: str) -> None:
     assert response["groups"] == read_glossary()
 
 
+def test_a_page_that_was_left_while_it_loads_shows_nothing_later(lab_page: Any) -> None:
+    tab = lab_page("?page=claims")
+    held: list[Any] = []
+    for request in ("**/api/budget", "**/api/convolution", "**/api/workspace"):
+        tab.route(request, lambda route: held.append(route))
+    # Each of these pages waits for its first response when it is left, and Budget is opened twice.
+    requests = {"look": "workspace", "budget": "budget", "convolution": "convolution"}
+    for page in ("look", "budget", "convolution", "budget"):
+        with tab.expect_request(f"**/api/{requests[page]}"):
+            tab.locator(f"#pages a[data-page={page}]").click()
+    tab.locator("#pages a[data-page=claims]").click()
+    expect(tab.locator("main.claims > *")).to_have_count(2)  # the list of claims and the claim
+    assert len(held) == 4
+    address = tab.url
+    for route in held:
+        route.continue_()
+    tab.wait_for_load_state("networkidle")
+    tab.wait_for_timeout(500)  # longer than a page waits before it writes its state into the address
+    expect(tab.locator("main")).to_have_count(1)
+    expect(tab.locator("main > *")).to_have_count(2)
+    assert tab.url == address
+    tab.unroute_all()
+    tab.locator("#pages a[data-page=budget]").click()
+    expect(tab.locator("main.budget > .controls")).to_have_count(1)
+
+
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_every_page_has_an_introduction_that_can_be_hidden(lab_page: Any, width: int, dark: bool) -> None:
     tab = lab_page("?page=claims", width=width, dark=dark)

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
+import regard
+from regard import Causal, Observe, Padding, models
 from regard._lowered_scores import NO_POSITION, RelativeTerm, Scores
-from regard.kernels import native, reference
+from regard.interp import load_recording
+from regard.kernels import native, native_decode_layers, reference
+from regard.kernels.linear_norm_rope import linear, rms_norm
 
 pytestmark = pytest.mark.skipif(not native.built(), reason="the native module was not built")
 
@@ -50,7 +58,18 @@ def call_with_sums() -> object:
     return call
 
 
+def misaligned(x: Tensor) -> Tensor:
+    """The same numbers, one byte away from where they should lie, as a file with an odd header gives them."""
+    stored = torch.empty(x.numel() * x.element_size() + 1, dtype=torch.uint8)
+    moved = torch.frombuffer(stored.numpy(), dtype=x.dtype, offset=1, count=x.numel()).view(x.shape)
+    moved.copy_(x)
+    assert moved.data_ptr() % x.element_size() == 1
+    return moved
+
+
 WRONG_INPUTS = {
+    "q at an odd address": ("q", misaligned(torch.zeros(B, H, N, D))),
+    "q in bfloat16 at an odd address": ("q", misaligned(torch.zeros(B, H, N, D, dtype=torch.bfloat16))),
     "q of another dtype": ("q", torch.zeros(B, H, N, D, dtype=torch.float64)),
     "q of another rank": ("q", torch.zeros(H, N, D)),
     "q of five dimensions": ("q", torch.zeros(1, B, H, N, D)),
@@ -440,3 +459,67 @@ def test_a_parameter_that_moved_is_refused() -> None:
     cache = torch.zeros(1, 1, 5, 4)
     with pytest.raises(ValueError, match=r"^q_proj must"):
         block.run(isa(), x=x, y=x.clone(), k_cache=cache, v_cache=cache, length=1, visible=1, threads=1)
+
+
+# --- elements that are not at multiples of their size in memory -------------------------------------------------------
+
+
+def shift_numbers(file: Path) -> None:
+    """Lengthen the header of a safetensors file by one space, so that all its numbers lie at odd addresses."""
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    file.write_bytes((length + 1).to_bytes(8, "little") + content[8 : 8 + length] + b" " + content[8 + length :])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_copies_what_is_not_aligned(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tensors = {"q": (B, H, N, D), "k": (B, G, M, D), "v": (B, G, M, E)}
+    inputs = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in tensors.items()}
+    bias = torch.randn(B, H, N, M, generator=generator)
+    sinks = torch.randn(H, generator=generator)
+    lengths = torch.tensor([3, M])
+    grad = torch.randn(B, H, N, E, generator=generator).to(dtype)
+
+    def results(prepare: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        leaves = {name: prepare(x).requires_grad_() for name, x in inputs.items()}
+        options = {"bias": prepare(bias), "sinks": prepare(sinks), "mask": Padding(prepare(lengths)) & Causal()}
+        out, observation = regard.attention(**leaves, **options, observe=Observe(keep=True), backend="native")
+        out.backward(prepare(grad))
+        return [out.detach(), observation.entropy, observation.tile(0, size=2), *(x.grad for x in leaves.values())]
+
+    for shifted, expected in zip(results(misaligned), results(torch.clone), strict=True):
+        assert torch.equal(shifted, expected)
+
+
+def test_layers_take_parameters_that_are_not_aligned() -> None:
+    x = torch.randn(2, 16)
+    weight = torch.randn(8, 16)
+    bias = torch.randn(8)
+    expected = linear(x, weight, bias)
+    for tensors in ((misaligned(x), weight, bias), (x, misaligned(weight), bias), (x, weight, misaligned(bias))):
+        torch.testing.assert_close(linear(*tensors), expected)
+    torch.testing.assert_close(rms_norm(misaligned(x), misaligned(x[0]), 1e-6), rms_norm(x, x[0], 1e-6))
+    with pytest.raises(ValueError, match=r"^weight must have its elements at multiples of their size"):
+        native_decode_layers.norm(x, misaligned(x[0]), None, 1e-6, "rms")
+
+
+def test_files_with_a_header_of_odd_length(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(models.bundled(), tmp_path / "model"))
+    model = models.load(folder)
+    ids = torch.tensor([[1, 5, 9, 5, 9]])
+    with regard.watch(model, observe=Observe(keep=True)) as recording:
+        logits = model(ids)
+    recording.save(tmp_path / "recording")
+    tokens = model.generate(ids, length=4)
+    for file in (folder / "model.safetensors", *(tmp_path / "recording").glob("*.safetensors")):
+        shift_numbers(file)
+        with safe_open(file, framework="pt") as opened:
+            assert opened.get_tensor(next(iter(opened.keys()))).data_ptr() % 2 == 1
+
+    shifted = models.load(folder)
+    torch.testing.assert_close(shifted(ids), logits)
+    assert torch.equal(shifted.generate(ids, length=4), tokens)
+    for name, observation in load_recording(tmp_path / "recording").items():
+        assert torch.equal(observation.weights(0, 1), recording[name].weights(0, 1))
+        assert torch.equal(observation.tile(0, size=2), recording[name].tile(0, size=2))

@@ -259,7 +259,7 @@ SPOILT: list[tuple[str, Callable[[Path], Any]]] = [
     ("is not a complete record", lambda f: f.write_bytes(b"")),
     ("'regard' is missing", lambda f: save_file({"x": torch.zeros(1)}, f)),
     ("of format 9", lambda f: refused(f, format=9)),
-    ("step is 7", lambda f: refused(f, step=7)),
+    ("has step 7, not", lambda f: refused(f, step=7)),
     ("its means are", lambda f: refused(f, means=["entropy"])),
     (r"means has shape \[2, 7\], not \[6, 7\]", lambda f: refused(f, tensors={"means": torch.zeros(2, 7)})),
     (r"map has shape \[6, 3\]", lambda f: refused(f, tensors={"map": torch.zeros(6, 3)})),

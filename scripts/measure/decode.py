@@ -7,7 +7,7 @@
 
 Both models read the same files in the same dtype and generate greedily from one prompt, without stopping at end tokens.
 In float32 the program asserts that they generate the same tokens before anything is timed. transformers runs with sdpa.
-`regard bench "writes, a token"` is the same race with random weights, without a model folder.
+`regard bench "generates, per token"` is the same race with random weights, without a model folder.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ def as_finite_tensor(name: str, values: Tensor | Sequence[float] | Sequence[Sequ
 
 
 def check_position_ids(position_ids: object, n: int, batch: Sequence[int], x: Tensor) -> None:
-    """Raise unless ``position_ids`` are integers ``[n]`` or ``[*batch, n]``; batch dimensions may be 1."""
+    """Raise unless ``position_ids`` are integers whose shape broadcasts to ``[*batch, n]`` and ends with ``n``."""
     check_integer_tensor("position_ids", position_ids)
     assert isinstance(position_ids, Tensor)
     fits = position_ids.ndim >= 1 and position_ids.shape[-1] == n and position_ids.ndim - 1 <= len(batch)
@@ -218,8 +218,12 @@ def check_instance(name: str, x: object, *classes: type) -> None:
         return
     accepted = []
     for cls in classes:
-        package = "nn" if cls.__module__.startswith("torch.") else "regard.nn"
-        accepted.append(f"{package}.{cls.__name__}")
+        prefix = ""
+        if cls.__module__.startswith("torch."):
+            prefix = "nn."
+        elif cls.__module__.startswith("regard.nn."):
+            prefix = "regard.nn."
+        accepted.append(prefix + cls.__name__)
     raise RegardTypeError(f"{name} must be {' or '.join(accepted)}, got {describe_value(x)}")
 
 

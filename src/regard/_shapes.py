@@ -83,6 +83,19 @@ def attention_shape(q: Tensor, k: Tensor, v: Tensor) -> Shape:
     return Shape(batch, heads, kv_heads, n, m, d, v.shape[-1])
 
 
+def is_aligned(x: Tensor) -> bool:
+    """Whether the elements lie at multiples of their size in memory.
+
+    Those of a file whose header has an odd length do not, and C++ does not define what reading them does.
+    """
+    return x.data_ptr() % x.element_size() == 0
+
+
+def aligned(x: Tensor) -> Tensor:
+    """``x`` if it is aligned, else a copy."""
+    return x if is_aligned(x) else x.clone()
+
+
 def broadcasts(size: int, to: int) -> bool:
     """Whether a dimension of ``size`` broadcasts to ``to``. (``size in (1, to)`` fails for symbolic sizes.)"""
     return size == 1 or size == to

@@ -53,10 +53,10 @@ BERT = {  # the sizes of MiniLM
 
 def model_cases() -> Iterator[Case]:
     """Yield the cases: an encoder of the size of MiniLM, and a decoder of the size of SmolLM2-135M."""
-    yield Case(GROUP, "BERT 22M reads 8 padded texts of 16–128", _encoder)
+    yield Case(GROUP, "BERT 22M reads 8 texts of 16–128 tokens", _encoder)
     yield Case(GROUP, "Llama 135M reads 1,024 tokens", _long_prompt)
     for label, dtype in (("", torch.float32), (" bfloat16", torch.bfloat16)):
-        name = f"Llama 135M{label} writes, a token"
+        name = f"Llama 135M{label} generates, per token"
         yield Case(GROUP, name, partial(_generate, dtype), units_per_call=GENERATED_TOKENS)
 
 
@@ -80,7 +80,7 @@ def _pair(config: Mapping[str, Any], kind: str, dtype: torch.dtype = torch.float
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the progress bars of transformers and its warning about an unused pooler."""
+    """Silence the progress bars of transformers, and its warning that the folder has no pooler weights."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()
@@ -141,6 +141,6 @@ def _generate(dtype: torch.dtype) -> Mapping[str, Call]:
     def peer_call() -> Tensor:
         return theirs.generate(ids, max_new_tokens=GENERATED_TOKENS, do_sample=False)[:, ids.shape[1] :]
 
-    if dtype == torch.float32 and not torch.equal(ours_call(), peer_call()):  # bfloat16: rounding decides near ties
+    if dtype == torch.float32 and not torch.equal(ours_call(), peer_call()):  # bfloat16 may round ties differently
         raise AssertionError("the two models generate different tokens")
     return {OURS: ours_call, "transformers": peer_call}

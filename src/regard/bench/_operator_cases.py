@@ -68,12 +68,12 @@ def _forward(shape: Shape, causal: bool, dtype: torch.dtype, target: float) -> C
             for name, call in others.items():
                 if call is not None:
                     calls[name] = call
-        return _keep_equal(calls)
+        return _check_equal(calls)
 
     return Case(GROUP, f"{'causal' if causal else 'dense'}{DTYPE_LABELS[dtype]} {_name(shape)}", make, target)
 
 
-def _keep_equal(calls: Mapping[str, Call]) -> Mapping[str, Call]:
+def _check_equal(calls: Mapping[str, Call]) -> Mapping[str, Call]:
     """Return the calls after checking that their results are equal; a different result raises ``AssertionError``.
 
     If the call of another library raises an error, it is left out with a warning.
@@ -126,7 +126,7 @@ def _window() -> Mapping[str, Call]:
     flex = peers.flex_window(q, k, v, 256)
     if flex is not None:
         calls["FlexAttention"] = flex
-    return _keep_equal(calls)
+    return _check_equal(calls)
 
 
 def _biased(bias: ALiBi | T5Buckets) -> Mapping[str, Call]:
@@ -138,14 +138,14 @@ def _biased(bias: ALiBi | T5Buckets) -> Mapping[str, Call]:
     def ours() -> Tensor:
         return attention(q, k, v, bias=bias)
 
-    return _keep_equal({OURS: ours, "SDPA": lambda: peers.sdpa(q, k, v, attn_mask=built)})
+    return _check_equal({OURS: ours, "SDPA": lambda: peers.sdpa(q, k, v, attn_mask=built)})
 
 
 def _padded() -> Mapping[str, Call]:
     q, k, v = random_qkv(8, 12, 1024, 64)
     lengths = torch.linspace(256, 1024, 8).long()  # sequences fill 25% to 100% of the padded length
     see = Padding(lengths).dense(1024, 1024)
-    return _keep_equal(
+    return _check_equal(
         {
             OURS: lambda: attention(q, k, v, mask=Padding(lengths)),
             "SDPA": lambda: peers.sdpa(q, k, v, attn_mask=see),
@@ -157,6 +157,6 @@ def _decode(dtype: torch.dtype, key_heads: int) -> Mapping[str, Call]:
     # One new query against a long cache; keys and values may have fewer heads (grouped-query attention).
     q, _, _ = random_qkv(1, 32, 1, 128, dtype=dtype)
     k, v, _ = random_qkv(1, key_heads, 8192, 128, dtype=dtype)
-    return _keep_equal(
+    return _check_equal(
         {OURS: lambda: attention(q, k, v), "SDPA": lambda: peers.sdpa(q, k, v, enable_gqa=key_heads != 32)}
     )

@@ -26,7 +26,7 @@ from regard._files import atomic_write, check_regular_file, make_folder, read_re
 from regard._lowered_scores import RelativeTerm, Scores
 from regard._observables import LARGEST, ROW_VALUES, Observation, Observe
 from regard._saved_call import SavedCall
-from regard._shapes import DTYPES
+from regard._shapes import DTYPES, aligned
 from regard._version import __version__
 
 KIND = "regard recording"
@@ -162,7 +162,9 @@ class StoredTensors:
         self._names = frozenset(opened.keys())
 
     def get(self, name: str) -> Tensor | None:
-        return self._opened.get_tensor(name) if name in self._names else None
+        if name not in self._names:
+            return None
+        return aligned(self._opened.get_tensor(name))
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self.get(name)

@@ -3,7 +3,7 @@
     means [T, 7]      means of the row values of each of the T heads, in the order of ``HEAD_COLUMNS``
     map [T, g, g]     pooled attention maps
     profile           [T, 2r+1], on a grid [T, 2ry+1, 2rx+1]: the mean weight at each offset
-    natural raw …     [T, names]: scores, one table per probe, for raw and clean weights (without sinks); NaN if unknown
+    natural raw …     [T, names]: scores; per probe one table for raw and one for clean weights (no sinks); NaN: unknown
 
 The header says which heads these are and how long the measurement took. A file gets its name when it is complete.
 """
@@ -42,7 +42,7 @@ class AttentionLayer:
     """One attention layer of the model.
 
     - ``path``: the path of its module.
-    - ``heads``: the numbers of its heads.
+    - ``heads``: the indices of its heads.
     - ``n``, ``m``: the numbers of queries and keys in the first probe.
     - ``cross``: whether it is cross-attention.
     """
@@ -59,7 +59,7 @@ class AttentionLayer:
         valid = valid and all(_is_size(x, 0) for x in sizes) and 0 < len(self.heads) == len(set(self.heads))
         if not valid:
             sizes_text = ", ".join(map(describe_value, (self.heads, self.n, self.m, self.cross)))
-            raise RegardError(f"the layer {describe_value(self.path)} has heads, n, m and cross of {sizes_text}")
+            raise RegardError(f"the layer {describe_value(self.path)} has invalid heads, n, m or cross: {sizes_text}")
 
 
 @dataclass(frozen=True)
@@ -175,15 +175,15 @@ def _checked_record(file: Path, header: dict[str, Any], stored: StoredTensors) -
     """Return the record of a file, after a check of every entry that is used."""
     if header["kind"] != KIND or header["format"] != FORMAT:
         given = f"a {describe_value(header['kind'])} of format {describe_value(header['format'])}"
-        raise RegardError(f"it is {given}, not a {KIND!r} of {FORMAT}")
+        raise RegardError(f"it is {given}, not a {KIND!r} of format {FORMAT}")
     match = FILE_NAME.fullmatch(file.name)
     if type(header["step"]) is not int or match is None or int(match[1]) != header["step"]:
-        raise RegardError(f"its header says that the step is {describe_value(header['step'])}")
+        raise RegardError(f"its header has step {describe_value(header['step'])}, not the step in the file's name")
     if not isinstance(header["model"], str) or not is_text(header["model"]):
         raise RegardError(f"its model is {describe_value(header['model'])}, not a text")
-    # The columns of means have no names of their own in the file.
+    # The columns of means are read by position, so the file must have the same columns in the same order.
     if header["means"] != list(HEAD_COLUMNS):
-        raise RegardError(f"its means are {describe_value(header['means'])}")
+        raise RegardError(f"its means are {describe_value(header['means'])}, not {list(HEAD_COLUMNS)}")
     layers = _checked_layers(header["places"])
     head_count = sum(len(layer.heads) for layer in layers)
     names = _checked_names(header["names"])
@@ -208,7 +208,7 @@ def _checked_record(file: Path, header: dict[str, Any], stored: StoredTensors) -
         value = header["seconds"][name]
         # NaN fails the comparison.
         if type(value) not in (int, float) or not 0 <= value <= MAX_SECONDS:
-            raise RegardError(f"its seconds {name} is {describe_value(value)}")
+            raise RegardError(f"its seconds[{name!r}] is {describe_value(value)}, not from 0 to {MAX_SECONDS}")
         seconds[name] = float(value)
     grid = header["grid"]
     if grid is not None:
@@ -233,15 +233,15 @@ def _checked_layers(entries: object) -> tuple[AttentionLayer, ...]:
 def _checked_names(entries: object) -> dict[str, tuple[str, ...]]:
     """The names of the columns of each table of scores."""
     if not isinstance(entries, dict):
-        raise RegardError(f"its names are {describe_value(entries)}, not an object with entries")
+        raise RegardError(f"its names are {describe_value(entries)}, not a JSON object")
     python_names: dict[str, str] = {stored: name for name, stored in STORED_SCORES.items()}
     names: dict[str, tuple[str, ...]] = {}
     for table, columns in entries.items():
         probe, _, weights = table.rpartition(" ")
-        # Every probe is scored on both weights.
+        # Every probe has two tables of scores: for raw and for clean weights.
         both = all(f"{probe} {other}" in entries for other in WEIGHTS)
         if not probe or weights not in WEIGHTS or not both:
-            raise RegardError(f"it has scores of {describe_value(table)}, not of a probe with {' and '.join(WEIGHTS)}")
+            raise RegardError(f"it has a table {describe_value(table)}, not '<probe> raw' and '<probe> clean'")
         if not isinstance(columns, list) or not all(isinstance(name, str) and is_text(name) for name in columns):
             raise RegardError(f"the scores of {table!r} are {describe_value(columns)}, not a list of names")
         if len(set(columns)) != len(columns):
@@ -253,10 +253,12 @@ def _checked_names(entries: object) -> dict[str, tuple[str, ...]]:
 def _check_maps(maps: Tensor, profile: Tensor, head_count: int) -> None:
     """Raise unless maps are square, and the offset 0 is in the middle of a profile."""
     if maps.ndim != 3 or len(maps) != head_count or maps.shape[1] != maps.shape[2]:
-        raise RegardError(f"map has shape {list(maps.shape)} for {head_count} heads")
+        raise RegardError(f"map has shape {list(maps.shape)}, not [{head_count}, g, g]")
     odd = all(size % 2 == 1 for size in profile.shape[1:])
     if profile.ndim not in (2, 3) or len(profile) != head_count or not odd:
-        raise RegardError(f"profile has shape {list(profile.shape)} for {head_count} heads")
+        raise RegardError(
+            f"profile has shape {list(profile.shape)}, not [{head_count}, odd] or [{head_count}, odd, odd]"
+        )
 
 
 def _is_size(x: object, least: int) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+from regard._shapes import is_aligned
 from regard.kernels import native, native_decode_layers
 from regard.kernels.ops import can_skip_dispatcher
 from regard.kernels.score_tiles import result_dtype
@@ -102,6 +103,7 @@ def can_run_natively(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> b
         return False
     if x.numel() == 0:
         return False
+    # torch takes weights that are not aligned. x is copied if it is not.
     if bias is None:
-        return can_skip_dispatcher(x, weight)
-    return can_skip_dispatcher(x, weight, bias)
+        return can_skip_dispatcher(x, weight) and is_aligned(weight)
+    return can_skip_dispatcher(x, weight, bias) and is_aligned(weight) and is_aligned(bias)

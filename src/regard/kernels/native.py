@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard._lowered_scores import RelativeTerm, Scores
 from regard._observables import Observe
-from regard._shapes import resolve_offset
+from regard._shapes import aligned, resolve_offset
 from regard.kernels import reference
 from regard.kernels import reference_observables as measure
 from regard.kernels.reference import Forward, Gradients
@@ -114,24 +114,24 @@ def _new_call(q: Tensor, k: Tensor, v: Tensor, out: Tensor, scores: Scores) -> A
     if scores.mask is not None:
         call.set_mask(scores.mask)
     if scores.bias is not None:
-        call.set_bias(_as_float32(scores.bias))
+        call.set_bias(aligned(_as_float32(scores.bias)))
     if scores.sinks is not None:
-        call.set_sinks(scores.sinks.float().contiguous())
+        call.set_sinks(aligned(scores.sinks.float().contiguous()))
     for term in scores.terms:
         call.add_term(
             table=contiguous_rows(_as_float32(term.table)),
-            query_positions=term.query_positions.contiguous(),
-            key_positions=term.key_positions.contiguous(),
+            query_positions=aligned(term.query_positions.contiguous()),
+            key_positions=aligned(term.key_positions.contiguous()),
             first_offset=term.first_offset,
         )
     return call
 
 
 def contiguous_rows(x: Tensor) -> Tensor:
-    """``x`` if its last dimension is contiguous, else a contiguous copy."""
+    """``x`` if its last dimension is contiguous and its elements are aligned, else a copy for which both hold."""
     # A dimension of size 1 may have any stride.
     if x.stride(-1) == 1 or x.shape[-1] == 1:
-        return x
+        return aligned(x)
     return x.contiguous()
 
 
@@ -292,7 +292,7 @@ def bin_masses(q: Tensor, k: Tensor, row_max: Tensor, row_sum: Tensor, scores: S
     """``[B, H, n, bins]``: each row's weight on the keys ``edges[t] ≤ j < edges[t + 1]``."""
     v = k.new_zeros(1).expand(*k.shape[:3], 1)
     call = _new_call(q, k, v, v.new_empty(*q.shape[:3], 1), scores)
-    call.set_row_sums(row_max=row_max.contiguous(), row_sum=row_sum.contiguous())
+    call.set_row_sums(row_max=aligned(row_max.contiguous()), row_sum=aligned(row_sum.contiguous()))
     masses = torch.zeros(*q.shape[:3], len(edges) - 1)
     if masses.numel():
         call.sum_bins(instruction_set(), edges=edges.to(torch.int64).contiguous(), masses=masses)

@@ -1,4 +1,4 @@
-"""The terms that the lab explains by tap.
+"""The terms of the glossary. The lab shows the explanation of a term when the reader taps it.
 
 They are read from ``glossary.md`` in this package, a copy of ``docs/glossary.md``: an installed package has no docs. A
 test checks that both files are the same.

@@ -14,6 +14,7 @@ from torch import Tensor
 from regard._config_json import LARGEST_JSON, Config, read_json
 from regard._errors import RegardError
 from regard._files import atomic_write, check_regular_file, make_folder, open_regular, read_regular, save_tensors
+from regard._shapes import aligned
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -26,14 +27,14 @@ EXTRA_SUFFIXES = (".json", ".txt", ".jinja", ".model", ".md")
 
 
 def describe_run_model(run: Path) -> str:
-    """Where the model of a run is, or that it has none yet and what to do."""
+    """Say where the model of a run is, or that it has none yet and how to get one."""
     if (run / "model" / "config.json").is_file():
         return f"its model is {run / 'model'}"
     return "it has no model yet, because it is training or was killed: the same regard train command continues it"
 
 
 class ModelFolder:
-    """A folder that is opened but not read yet: its tensors are views of memory-mapped files."""
+    """A model folder. Its config is read at once; its tensors are views of memory-mapped files, read when used."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -55,7 +56,7 @@ class ModelFolder:
         return config
 
     def extra_files(self) -> dict[str, bytes]:
-        """Tokenizers, settings and pages of this folder and its subfolders, by name; no weights and no code.
+        """Tokenizers, settings and text files of this folder and its direct subfolders, by name; no weights, no code.
 
         A file that is a link out of the folder is left out: ``save`` would copy a private file into a model that is
         then published. The folders of the Hugging Face cache are made of links into their repository, which are read.
@@ -74,8 +75,8 @@ class ModelFolder:
             total += len(content)
             if len(files) == MOST_EXTRA_FILES or total > MOST_EXTRA_BYTES:
                 raise RegardError(
-                    f"{self.path} has more than {MOST_EXTRA_FILES} files or {MOST_EXTRA_BYTES // 2**20} MiB beside its "
-                    f"weights ({', '.join(EXTRA_SUFFIXES)}); move those that are not part of the model elsewhere"
+                    f"{self.path} has more than {MOST_EXTRA_FILES} files, or {MOST_EXTRA_BYTES // 2**20} MiB, with the "
+                    f"suffixes {', '.join(EXTRA_SUFFIXES)}; move those that are not part of the model elsewhere"
                 )
             files[name] = content
         return files
@@ -106,10 +107,13 @@ class ModelFolder:
             raise RegardError(f"{file} is a link out of its folder, to {file.resolve()}; copy the file into the folder")
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name. Files are memory-mapped: a tensor takes memory only when it is read."""
+        """All tensors by name. Files are memory-mapped: a tensor takes memory only when it is read.
+
+        A tensor that is not aligned in its file is copied.
+        """
         tensors: dict[str, Tensor] = {}
         for file in self._weight_files():
-            # This has a clearer message than safetensors, which would also wait for the writer of a pipe.
+            # open_regular gives a clearer error than safetensors, and refuses a named pipe instead of waiting for it.
             with open_regular(file):
                 pass
             try:
@@ -117,7 +121,7 @@ class ModelFolder:
                     for name in opened.keys():  # noqa: SIM118 (not a dict)
                         if name in tensors:
                             raise RegardError(f"{name} is in {file.name} and in another file of {self.path}")
-                        tensors[name] = opened.get_tensor(name)
+                        tensors[name] = aligned(opened.get_tensor(name))
             except (SafetensorError, OSError) as error:
                 raise RegardError(f"{file} is truncated or not a safetensors file: {error}") from None
         if (self.path / INDEX).exists() and not (self.path / WEIGHTS).exists():

@@ -144,8 +144,11 @@ def _fill(
         setattr(owner, leaf, nn.Parameter(tensor.to(dtype), requires_grad=getattr(owner, leaf).requires_grad))
 
 
-def check_finite(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
-    """Raise for the first tensor with a weight that is NaN or infinite: all that is computed from it would be NaN."""
+def check_finite(tensors: Iterable[tuple[str, Tensor]], source: Path) -> None:
+    """Raise for the first tensor with a number that is NaN or infinite: all that is computed from it would be NaN.
+
+    - ``source``: the folder or file of the tensors, for the message.
+    """
     for name, tensor in tensors:
         if tensor.is_meta or tensor.numel() == 0:
             continue
@@ -157,7 +160,7 @@ def check_finite(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
             continue
         count = int((~tensor.isfinite()).sum())
         raise RegardError(
-            f"{folder}: {name} must be finite, got {count:,} of {tensor.numel():,} weights that are NaN or infinite"
+            f"{source}: {name} must be finite, got {count:,} of {tensor.numel():,} numbers that are NaN or infinite"
         )
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import _hooks as hooks
+from regard._shapes import is_aligned
 from regard.kernels import native, native_decode_layers
 from regard.kernels.linear_norm_rope import MAX_DECODE_ROWS, can_run_natively
 from regard.masks import Window
@@ -127,7 +128,10 @@ def _is_supported(block: Block, x: Tensor) -> bool:
         if layer is not None and not _has_weight(layer, shape, x):
             return False
     sinks = attention.sinks
-    return sinks is None or (tuple(sinks.shape) == (heads,) and sinks.dtype == torch.float32 and sinks.is_contiguous())
+    if sinks is None:
+        return True
+    has_layout = sinks.dtype == torch.float32 and sinks.is_contiguous() and is_aligned(sinks)
+    return has_layout and tuple(sinks.shape) == (heads,)
 
 
 def _has_weight(layer: nn.Module, shape: tuple[int, ...], x: Tensor) -> bool:
@@ -140,7 +144,7 @@ def _has_weight(layer: nn.Module, shape: tuple[int, ...], x: Tensor) -> bool:
             return False
         if parameter.dtype is not x.dtype or not parameter.is_cpu or parameter.is_neg():
             return False
-        if parameter.stride(-1) != 1 and parameter.shape[-1] != 1:
+        if (parameter.stride(-1) != 1 and parameter.shape[-1] != 1) or not is_aligned(parameter):
             return False
     return layer._parameters.get("weight") is not None
 

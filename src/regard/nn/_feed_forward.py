@@ -1,4 +1,4 @@
-"""The position-wise feed-forward network: two linear layers with an activation between them, gated or not."""
+"""The position-wise feed-forward network: two linear layers with an activation between them; a third one if gated."""
 
 from __future__ import annotations
 

@@ -27,6 +27,8 @@ from torch import Tensor
 from regard._config_json import read_json
 from regard._errors import RegardError
 from regard._files import TEMPORARY_FOLDER, atomic_folder, check_regular_file, save_tensors
+from regard._shapes import DTYPES
+from regard.models._load import check_finite
 
 KIND = "regard checkpoint"
 FORMAT = 1
@@ -84,11 +86,8 @@ class Checkpoints:
             if state.get("kind") != KIND or state.get("format") != FORMAT or state.get("step") != step:
                 raise RegardError(f"state.json is not a {KIND} of step {step} in format {FORMAT}")
             _check_state(state)
-            # safetensors would wait for the writer of a pipe.
-            for name in ("weights.safetensors", "optimizer.safetensors"):
-                check_regular_file(path / name)
-            weights = load_file(path / "weights.safetensors")
-            optimizer_state = load_file(path / "optimizer.safetensors")
+            weights = _read_tensors(path / "weights.safetensors")
+            optimizer_state = _read_tensors(path / "optimizer.safetensors")
         except (OSError, ValueError, SafetensorError) as error:
             raise RegardError(f"{path} is not a complete checkpoint: {error}") from None
         return Checkpoint(state, weights, optimizer_state)
@@ -128,6 +127,18 @@ class Checkpoints:
         if not steps:
             return "there is no checkpoint yet"
         return f"the last checkpoint is {self.path(steps[-1])}"
+
+
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file. No training can go on with numbers that are NaN or infinite: they are refused."""
+    check_regular_file(file)  # safetensors would wait for the writer of a pipe
+    tensors = load_file(file)
+    for name, tensor in tensors.items():
+        if tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype not in DTYPES):
+            accepted = ", ".join(map(str, DTYPES))
+            raise RegardError(f"{file.name}: {name} is {tensor.dtype}; floating-point numbers must be {accepted}")
+    check_finite(tensors.items(), Path(file.name))
+    return tensors
 
 
 def _check_state(state: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ class State:
     step: int = 0
     best: dict[str, Any] | None = None  # {"step": …, "scores": {…}}
     last: dict[str, float] = field(default_factory=dict)  # the newest held-out scores
-    waited: int = 0  # evaluations since the best one
+    waited: int = 0  # evaluations since the score improved; a lower loss at an equal score does not reset it
     seconds: float = 0.0
 
 
@@ -103,10 +103,10 @@ class Loop:
             self.state = State(**{name: checkpoint.state[name] for name in vars(State())})
             best = self.state.best
             if best is not None and task.score not in best["scores"]:
-                raise RegardError(f"the checkpoint of step {self.state.step} has no {task.score} of its best step")
+                raise RegardError(f"the checkpoint of step {self.state.step} lacks {task.score} in its best scores")
             _optimizer.load_weights(self.model, checkpoint.weights)
 
-        # All processes must have read the same checkpoint: the folder may not be shared between machines.
+        # All processes must have read the same checkpoint; the folder might not be shared between machines.
         processes.agree({"step of the checkpoint": self.state.step})
         self.training_model = processes.wrap(self.model, self.recipe.parallel)
         self.optimizer = _optimizer.create_optimizer(self.model, self.recipe)
@@ -184,7 +184,7 @@ class Loop:
             with self.processes.gradient_sync(self.training_model, k == recipe.accumulate - 1):
                 with self._autocast():
                     summed = self.task.loss(self.training_model, part)
-                # The loss is one mean over all predictions, but gradients are averaged over the processes.
+                # The loss is the mean over all predictions. DDP and FSDP average gradients, so multiply by world_size.
                 (summed * (weight * self.processes.world_size / total)).backward()
             if weight:
                 loss += float(summed.detach()) / total
@@ -217,7 +217,7 @@ class Loop:
                 part, weight = self.processes.select(batch)
                 for name, value in self.task.evaluate_batch(self.model, part).items():
                     sums.setdefault(name, 0.0)
-                    # An example that was computed only to take part in the exchanges is not counted.
+                    # A process without an example computed one only because FSDP needs every process: skip it.
                     if weight:
                         sums[name] += value
         self.model.train()
@@ -229,8 +229,8 @@ class Loop:
                 raise RuntimeError(f"the held-out {name} is {value} at step {state.step}: the run diverged")
         score = state.last[self.task.score]
         better = True
-        # Accuracies are often equal, above all at the start and at 1. The lower loss then decides about the weights,
-        # but not about patience, which waits for a better score.
+        # Accuracies are often equal, for example at the start or when they reach 1. Then the lower loss decides which
+        # weights are the best. It does not reset the patience, which waits for a better score.
         lower_loss = False
         if state.best is not None:
             best_score = state.best["scores"][self.task.score]
@@ -261,7 +261,7 @@ class Loop:
         self.processes.wait()
 
     def _remove_superseded(self) -> None:
-        """Remove checkpoints and records of the steps that this run has done, or will do, again."""
+        """Remove the checkpoints and records that an earlier start wrote after the step from which this run resumed."""
         self.checkpoints.remove(step for step in self.superseded if step != self.state.step)
         self.superseded = []
         if self.recorder is not None:

@@ -70,8 +70,9 @@ class Recorder:
     - ``share``: the largest share of the time since the first call that recording may take, 0.05 by default. A record
       that would exceed it waits for the first later step where it fits, and is left out if the next scheduled step
       comes first. None or 1 disables the limit; 0 leaves only step 0 and the last one.
-    - ``min_records``: the number of records that are made even if they exceed the share, 12 by default: they are spread
-      over all scheduled steps, and a training of that many steps has at least as many records.
+    - ``min_records``: how many records are made even if they exceed the share, 12 by default. They are spread over the
+      scheduled steps if ``total`` is given or ``steps`` is a list. Otherwise they are the first ones, and later one
+      more each time the number of steps has doubled.
     - ``total``: the number of steps of the training, if it is known. Then early records need not wait: the limit is a
       share of the expected time of all steps, distributed evenly over the records.
     - ``map``: cells per side of the pooled maps, 32 by default.
@@ -133,9 +134,9 @@ class Recorder:
         self._last_recorded = -1
         self._previous_step = -1  # of the last call
         self._record_count = 0
-        self._waiting: list[int] = []  # scheduled steps since the last record, which did not fit into the share
+        self._waiting: list[int] = []  # scheduled steps since the last record; their records did not fit
         self._left_out: list[int] = []  # in the first process only
-        self._superseded: set[int] = set()  # steps of records after the one of resume_from; in the first process only
+        self._superseded: set[int] = set()  # recorded steps after that of resume_from; in the first process only
         self._open_folder()
 
     def step(self, step: int) -> bool:
@@ -157,7 +158,7 @@ class Recorder:
     def finish(self, step: int) -> None:
         """Record the last step, however long it takes."""
         if self._is_new(step):
-            # The last record replaces no other one.
+            # This record does not count as the late record of a step that waits: that step is left out.
             if self._waiting and self._waiting[-1] < step:
                 self._waiting.append(step)
             self._record(step)
@@ -214,7 +215,7 @@ class Recorder:
                 for step in sorted(files)[-RECENT_COSTS:]:
                     record = read_record(files[step])
                     costs.append(record.seconds["cost"])
-                    # The newest record knows the times of all; it need not be that of the last step.
+                    # The record with the longest elapsed time has the times of all; it may be that of an earlier step.
                     times = [round(record.seconds[name] * 1e6) for name in ("spent", "elapsed")]
                     summary = [step, len(files), *max(times, summary[2:], key=lambda pair: pair[1])]
             except (ValueError, OSError) as error:
@@ -232,7 +233,7 @@ class Recorder:
             self._previous_step = last_step
         self._waiting = []
         self._schedule.reset()
-        # The time until now belongs to the records that were removed, so the clock starts again at the next call.
+        # The time until now belongs to records that no longer count, so the clock starts again at the next call.
         self._budget = TimeBudget(self.limit, summary[2] / 1e6, summary[3] / 1e6, costs)
 
     def _is_new(self, step: int) -> bool:
@@ -378,7 +379,7 @@ def _unwrap(model: nn.Module) -> nn.Module:
 
 
 def _frame_module(level: int) -> str:
-    """Return the name of the module of a calling function; an empty string outside of all functions."""
+    """Return the name of the module of a calling function; an empty string if there are fewer callers."""
     try:
         return str(sys._getframe(level).f_globals.get("__name__", ""))
     except ValueError:
@@ -411,5 +412,5 @@ def _choose_probes(
     if tokenizer is None:
         tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None or isinstance(tokenizer, str) or not hasattr(tokenizer, "encode"):
-        raise RegardError(f"{type(model).__name__} has no tokenizer; {GIVE_TOKENIZER}")
+        raise RegardError(f"{type(model).__name__} has no tokenizer with an encode method; {GIVE_TOKENIZER}")
     return list(text_probes(model, tokenizer).probes)

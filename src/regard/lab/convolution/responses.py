@@ -45,8 +45,9 @@ def _convolution(kernel: list[list[float]], *, mode: str, stride: int, dilation:
 def _layer_and_image(request: ConvolutionRequest) -> tuple[nn.Conv2d, Tensor]:
     """Return the convolution and the image ``[1, 1, height, width]`` of a request, after checks."""
     conv = _convolution(request.kernel, mode=request.mode, stride=request.stride, dilation=request.dilation)
-    if len({len(row) for row in request.picture}) != 1:
-        raise RegardError("picture must have rows of equal lengths")
+    lengths = sorted({len(row) for row in request.picture})
+    if len(lengths) != 1:
+        raise RegardError(f"picture must have rows of one length, got rows of lengths {lengths}")
     image = torch.tensor(request.picture, dtype=torch.float64)[None, None]
     _check_sizes(conv, image)
     return conv, image

@@ -7,7 +7,7 @@ import { markTerms, openGlossary } from "./glossary.js";
 import { createIntroduction } from "./introduction.js";
 import { noticeMissingToken } from "./token_notice.js";
 import { createTour } from "./tour.js";
-import { state } from "./url_state.js";
+import { state, stateOfPage } from "./url_state.js";
 import { toggleTheme, themeName } from "./theme.js";
 
 const PAGES = {
@@ -48,9 +48,18 @@ function markLink(name) {
 // The browser does not say why a script was not loaded. A request tells whether the lab runs and admits this tab.
 async function sayWhyNotLoaded(root, name) {
   const reason = await get("/api/jobs").then(() => "try again", (error) => error.message);
-  if (openPage !== name) return;
+  if (!root.isConnected) return; // another page was opened meanwhile
   root.replaceChildren(element("p", { className: "error", text: `This page could not be loaded: ${reason}` }));
   openPage = null; // so that the link to the page works again
+}
+
+// Each opening of a page gets an element of its own. A page that is left while it still loads goes on drawing: it then
+// draws on an element that nobody sees.
+function newRoot(name) {
+  const root = element("main", { id: "page", className: `page ${name}`, tabindex: -1 });
+  root.append(element("p", { className: "loading", text: "…" }));
+  document.getElementById("page").replaceWith(root);
+  return root;
 }
 
 async function show() {
@@ -59,14 +68,12 @@ async function show() {
   tour.follow(name);
   if (name === openPage) return;
 
+  const root = newRoot(name); // before the last page is closed, so that it cannot change the address of this one
   closePage?.();
   stopMarking?.();
   closePage = null;
   openPage = name;
   document.title = `${PAGES[name]} · regard lab`;
-  const root = document.getElementById("page");
-  root.className = `page ${name}`;
-  root.replaceChildren(element("p", { className: "loading", text: "…" }));
   stopMarking = markTerms(root, name);
   showIntroduction(name, name === "look" ? [tour.button()] : []);
 
@@ -75,10 +82,10 @@ async function show() {
     await sayWhyNotLoaded(root, name);
     return;
   }
-  if (openPage !== name) return; // another page was opened meanwhile
+  if (!root.isConnected) return;
   root.replaceChildren();
-  const close = (await module.open(root, state)) ?? null;
-  if (openPage === name) closePage = close;
+  const close = (await module.open(root, stateOfPage(() => root.isConnected))) ?? null;
+  if (root.isConnected) closePage = close;
   else close?.();
 }
 

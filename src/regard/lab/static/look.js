@@ -52,7 +52,7 @@ export async function open(root, state) {
     for (const part of recordingParts) part.hidden = !hasRecording;
   }
 
-  const view = createView(state, () => root.contains(input));
+  const view = createView(state);
   const control = new AbortController(); // aborted when the page is left
   view.signal = control.signal;
   view.workspace = { models: [], recordings: [], runs: [] };

@@ -54,6 +54,25 @@ export const state = {
   },
 };
 
+// The state as one opening of a page gets it. Requests of a page that was left can still end: what they then change must
+// not reach the address of the page that is open now.
+export function stateOfPage(isOpen) {
+  return {
+    ...state,
+    set(values) {
+      if (isOpen()) state.set(values);
+    },
+    push(values) {
+      if (isOpen()) state.push(values);
+    },
+    onChange(listener) {
+      return state.onChange(() => {
+        if (isOpen()) listener();
+      });
+    },
+  };
+}
+
 addEventListener("popstate", () => {
   fields = readAddress();
   for (const listener of leaveListeners) listener();

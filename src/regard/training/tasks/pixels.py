@@ -24,10 +24,11 @@ class PixelsTask(ImageTask):
 
     - ``model.kind``: the position encoding of ``image_models.relative_attention``, "quadratic", "relative" or
       "content"; or "resnet", the control: residual blocks with one 3 × 3 convolution per layer.
-    - ``model.value``: the value width D_o. With the default, D, a second head at the same offset adds nothing.
+    - ``model.value``: the value width D_o. If D_o = D (both are 36 by default), a second head at the same offset adds
+      nothing.
     - ``model.spread``, ``model.alpha``: quadratic heads start with centres Δ ~ N(0, spread²) and with this α.
 
-    A residual network has no heads: the settings of heads are ignored, and nothing is recorded.
+    A residual network has no heads: the settings of heads are checked but not used, and nothing is recorded.
     """
 
     name: ClassVar[str] = "pixels"
@@ -60,7 +61,7 @@ class PixelsTask(ImageTask):
         layers = int(recipe.model["layers"])
         value = integer_setting(recipe, "model.value", most=MAX_WIDTH)
 
-        # Count the parameters that check_model_size does not count: convolutions, or heads as wide as the model.
+        # check_model_size does not count convolutions, and it assumes heads of width d / heads, not model.value.
         sizes = f"model.d={d}, model.layers={layers}"
         if self.is_resnet:
             count = layers * 9 * d * d

@@ -218,7 +218,8 @@ export class Difference {
 
   image(tile, level, x, y) {
     const maximum = this.colourMaximum(level);
-    const stamp = `${isDark()} ${maximum} ${Boolean(this.b.sinkColumns)}`;
+    // The columns of the two heads arrive one after the other, so each of them needs a new picture.
+    const stamp = `${isDark()} ${maximum} ${Boolean(this.a.sinkColumns)} ${Boolean(this.b.sinkColumns)}`;
     return tileImage(tile, stamp, (canvas) => {
       const valuesOfA = this.a.drawn(tile.a, level, x, y);
       const valuesOfB = this.b.drawn(tile.b, level, x, y);

@@ -72,8 +72,7 @@ const FIELDS = {
   inputOpen: field("input", flag, true),
 };
 
-// `isOpen()` tells whether the page is still open: the address of another page must not be changed.
-export function createView(state, isOpen) {
+export function createView(state) {
   const listeners = new Set();
   // Fields that are not in the address: `description` is what the lab knows about the recording.
   // `headNumbers` are the numbers of the selected head, with its scores as they are set; `pinnedNumbers` has the name,
@@ -99,7 +98,7 @@ export function createView(state, isOpen) {
 
   function flush() {
     clearTimeout(timer);
-    if (Object.keys(waiting).length && isOpen()) state.set(waiting);
+    if (Object.keys(waiting).length) state.set(waiting);
     waiting = {};
   }
 
