@@ -89,5 +89,5 @@ def test_a_layer_that_is_no_convolution_is_refused(layer: MultiHeadAttention, me
 
 
 def test_what_is_neither_layer_nor_observation_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"observed must be regard\.nn\.Observation, got"):
+    with pytest.raises(TypeError, match=r"^observed must be regard\.Observation, got Conv2d"):
         to_convolution(nn.Conv2d(1, 1, 1))  # type: ignore[call-overload]

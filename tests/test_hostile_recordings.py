@@ -313,7 +313,7 @@ WRONG_RECORDS: dict[str, tuple[Entries, Tensors, str]] = {
     "more heads than numbers": ({"places": [LAYER | {"heads": list(range(3))}]}, {}, "means"),
     "model that is a list": ({"model": [1]}, {}, "model"),
     "raw scores alone": ({"names": {"natural raw": ["sinks", "previous"]}}, {}, "natural raw"),
-    "scores without a probe": ({"names": {"raw": [], "clean": []}}, {}, "scores"),
+    "scores without a probe": ({"names": {"raw": [], "clean": []}}, {}, "table 'raw'"),
     "names that are text": ({"names": {"natural raw": "ab", "natural clean": "ab"}}, {}, "names"),
     "one name twice": ({"names": {"natural raw": ["a", "a"], "natural clean": ["a", "b"]}}, {}, "same name"),
     "step beyond 64 bits": ({"step": 10**400}, {}, "step"),

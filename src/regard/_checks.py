@@ -218,7 +218,7 @@ def check_instance(name: str, x: object, *classes: type) -> None:
         return
     accepted = []
     for cls in classes:
-        prefix = ""
+        prefix = "regard."
         if cls.__module__.startswith("torch."):
             prefix = "nn."
         elif cls.__module__.startswith("regard.nn."):
