@@ -1,9 +1,9 @@
 // The second pass computes the weights A = e^(logit − row_max) / row_sum again and measures key mass, profile, the
 // largest weights of each row, and the weight of each row on bins of keys.
 //
-// Sums over rows are integers in units of 2^−32, so the order of the threads changes no bit. Each thread sums one head
-// at a time, and adds its sums to the shared ones before the next head. The forward pass has checked that all logits
-// are finite.
+// Sums over rows are integers in units of 2^−32, so they do not depend on the order of the threads. Each thread sums
+// one head at a time, and adds its sums to the shared ones before the next head. The forward pass has checked that the
+// logits of all visible keys are finite.
 #pragma once
 
 #include "forward.h"
@@ -21,7 +21,7 @@ struct SecondPassScratch : ForwardScratch {
     // [PW, top_count]: the largest logits of each row, largest first, and their keys; −1 where a row has fewer keys.
     std::vector<float> top_logits;
     std::vector<int64_t> top_at;
-    int64_t bin = 0;  // the bin of the next key
+    int64_t bin = 0;  // the bin of the last key that was added; 0 before the first one
 
     SecondPassScratch(const AttentionCall& call, const SecondPass& pass)
         : ForwardScratch(call),
@@ -68,7 +68,7 @@ inline void update_top(const Panel& panel, int64_t j, int64_t count, const float
     for (int64_t lane = 0; lane < panel.count; lane++) {
         float* logits = scratch.top_logits.data() + lane * size;
         int64_t* keys = scratch.top_at.data() + lane * size;
-        // After the first blocks, nearly every block has no logit that belongs into the list.
+        // After the first blocks, nearly every block has no logit large enough for the list.
         if (keys[size - 1] >= 0 && block_max[lane / W][lane % W] <= logits[size - 1]) continue;
         for (int64_t key = 0; key < count; key++) {
             const float logit = s[key * PW + lane];
@@ -138,7 +138,7 @@ inline void second_pass_block(const AttentionCall& call, int64_t j, int64_t coun
     if (wanted.top_count) update_top(panel, j, count, s, hidden, scratch);
     if (!wanted.key_mass && !wanted.profile && !wanted.bin_count) return;
 
-    // Which keys are visible must be read before the logits become weights.
+    // `hidden` may be the same array as `s`, so read it before the logits become weights.
     alignas(64) uint8_t visible[KEY_BLOCK * PW];
     const int64_t first_near = panel.first_row + wanted.query_offset - wanted.profile_radius;
     const int64_t end_near = panel.first_row + panel.count + wanted.query_offset + wanted.profile_radius;

@@ -1,4 +1,4 @@
-"""Two models side by side: their figures at the same length, with differences.
+"""Compares two models: their figures under the same conditions, and the differences.
 
 `alternatives` is another comparison: one attention layer against recurrence and convolution.
 """

@@ -42,8 +42,8 @@ def this_machine(refresh: bool = False, progress: Progress | None = None) -> Mac
     """Measure this machine's CPU with `measure_machine`, and save the result; later calls return the saved result.
 
     If the CPU, thread count, instruction set, or version of torch or regard changes, the machine is measured again.
-    The file is ``regard/machine.json`` in ``$XDG_CACHE_HOME`` or ``~/.cache``. A file that cannot be read is replaced;
-    one that cannot be written causes a warning.
+    The file is ``regard/machine.json`` in the user's cache folder, on Linux ``$XDG_CACHE_HOME`` or ``~/.cache``. A file
+    that cannot be read is replaced; one that cannot be written causes a warning.
 
     - `refresh`: measure again, even if there is a saved result.
     - `progress`: called as ``progress(done, total)``.
@@ -74,7 +74,7 @@ def saved_machine() -> Machine | None:
 
 
 def _with_present_memory(machine: Machine) -> Machine:
-    """The machine with the memory of this process: a container can have another limit than at the measurement."""
+    """The machine with the memory that this process may use now: a container's limit may have changed."""
     return replace(machine, memory=_memory_bytes())
 
 
@@ -183,9 +183,10 @@ def _load_per_core() -> float | None:
 def measure_machine(progress: Progress | None = None, seconds: float = 5.0) -> Machine:
     """Measure this machine's CPU with torch's current thread count, in about `seconds`.
 
-    Each figure gets a share of the time. The sizes of the tensors grow until the share is used, and the figure is the
-    median of several runs. So 5 seconds give the rates of large products, and less time gives the rates of smaller
-    ones. int8 is not measured: torch has no plain int8 product on CPUs.
+    Each figure gets a share of the time, and is a median over several runs. For the rates of square products,
+    attention and gelu, and for the bandwidth, the sizes of the tensors grow until the share is used. So 5 seconds give
+    the rates of large products, and less time gives the rates of smaller ones. int8 is not measured: torch has no plain
+    int8 product on CPUs.
 
     - `progress`: called as ``progress(done, total)`` after each figure.
 
@@ -207,7 +208,7 @@ def measure_machine(progress: Progress | None = None, seconds: float = 5.0) -> M
     tasks["attention call"] = (0.03, _attention_call_seconds)
     tasks["few rows"] = (0.04, _few_rows_rate)
 
-    # Before the measurement, which itself uses all cores.
+    # Read before the measurement, which itself adds to the load.
     load = _load_per_core()
     figures: dict[str, float] = {}
     with _plain_torch():
@@ -264,7 +265,7 @@ def _attention_rate(dtype: str, seconds: float) -> float:
 
 
 def _bandwidth(seconds: float) -> float:
-    """Bytes/s of ``c = a + b``: two arrays are read, one is written. They grow to 128 MiB each, more than a cache."""
+    """Bytes/s of ``c = a + b``: two arrays are read, one is written. They grow to 128 MiB each, to exceed the cache."""
 
     def work(n: int) -> Work:
         a, b, c = (torch.ones(n, dtype=torch.float32) for _ in range(3))
@@ -315,7 +316,7 @@ def _median_seconds(seconds: float, run: Callable[[], object], operations: int) 
 
 
 def _test_tensor(dtype: str, *shape: int) -> Tensor:
-    """Numbers from −1 to 1. They are not random: the caller's generators stay unchanged, and large arrays are fast."""
+    """Numbers from −1 to 1. Not random: fast to create, and the caller's generators stay unchanged."""
     count = math.prod(shape)
     return torch.linspace(-1, 1, count, dtype=torch.float32).to(getattr(torch, dtype)).reshape(shape)
 

@@ -84,7 +84,7 @@ class Trash:
         return entry
 
     def _entries(self) -> list[Path]:
-        """Return the files that describe items, those closed first come first."""
+        """Return the files that describe items, in the order in which the items were closed."""
         entries = []
         for file in self.folder.glob("*.json"):
             if any(pattern.fullmatch(file.stem) for pattern in self.id_patterns.values()):

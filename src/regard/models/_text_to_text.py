@@ -19,8 +19,8 @@ from regard.nn._stack import Observations, PaddingLike
 class TextToText(TextGenerator, EncoderDecoder):
     """``logits = Decoder(target, Encoder(source))``: ids ``[B, m]`` and ``[B, n]`` → ``[B, n, V]``
 
-    Without a head the result is the decoder's last vectors. Arguments of a call are those of ``EncoderDecoder``.
-    ``generate`` reads its prompt as the source and starts the target with ``decoder_start_token_id``.
+    Without an output head the result is the decoder's last vectors ``[B, n, D]``. Arguments of a call are those of
+    ``EncoderDecoder``. ``generate`` reads its prompt as the source and starts the target with ``decoder_start_id``.
 
     >>> sizes = {"vocab_size": 256, "d_model": 12, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 3}
     >>> names = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "decoder_start_token_id": 0}
@@ -58,13 +58,15 @@ class TextToText(TextGenerator, EncoderDecoder):
 
     @property
     def decoder_start_id(self) -> int:
-        """The token that every target starts with."""
+        """The token that every target starts with; ``generation_config.json`` comes before ``config.json``."""
         for config in (self.generation_config, self.config):
             for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"):
                 ids = config.token_ids(name)
                 if ids:
                     return ids[0]
-        raise RegardError("config.json has no decoder_start_token_id; a target must start with a token")
+        raise RegardError(
+            "config.json has no decoder_start_token_id, bos_token_id or pad_token_id; one of them must start the target"
+        )
 
 
 class TextToTextEncoder(Model):

@@ -1,4 +1,4 @@
-"""``RelativeKeys`` (Shaw): one learned vector per distance, multiplied with the query as if it were part of the key."""
+"""``RelativeKeys`` (Shaw): one learned vector per distance, multiplied with the query as if added to the key."""
 
 from __future__ import annotations
 

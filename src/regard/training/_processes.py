@@ -25,23 +25,24 @@ from regard.nn import Block
 from regard.parallel._group import Ring, name_lost_ranks
 from regard.training._task import Batch, slice_batch
 
-# By default, how many seconds the processes wait for another one, which may be writing a checkpoint or may have died.
+# Default timeout in seconds. A process that another one waits for may be writing a checkpoint, or it may have died.
 TIMEOUT_SECONDS = 40.0
 MOST_SECONDS = 1_000_000
-# How often a process looks whether the first one is ready. It must react to signals meanwhile.
+# Time between two checks whether the first process is done. Between the checks a process can handle signals.
 POLL_SECONDS = 0.1
 DONE = "done"
 FAILED = "failed"
 
 
 class Processes:
-    """Context manager of the processes of a run. In a run of one process every operation does nothing.
+    """Context manager of the processes of a run. In a run of one process the operations exchange nothing.
 
     - ``rank``, ``world_size``: the number of this process, and how many there are.
-    - ``timeout``: how many seconds a process waits for another one, in every exchange.
+    - ``timeout``: how many seconds a process waits for another one in an exchange; ``wait_for_first`` has no limit. A
+      process group that already exists keeps its own timeout.
     """
 
-    wait_count = 0  # over all runs of this process
+    wait_count = 0  # calls of ``wait_for_first`` in all runs of this process
 
     def __init__(self, rank: int = 0, world_size: int = 1, timeout: float = TIMEOUT_SECONDS) -> None:
         self.rank = rank
@@ -65,12 +66,13 @@ class Processes:
         if self.world_size > 1 and not dist.is_initialized():
             # gloo works on every machine; the models here are trained on the CPU.
             dist.init_process_group("gloo", timeout=timedelta(seconds=self.timeout))
-            # Destroy the group at the end of the process, not of the run: a second group would need its addresses.
+            # Destroy the group at the end of the process, not of the run: later runs in this process use it too. A new
+            # group would need the same address and port.
             atexit.register(dist.destroy_process_group)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # The others may be waiting for the first process, without a limit: it tells them that it gives up.
+        # The others may be waiting for the first process without a time limit, so it tells them that it failed.
         if kind is not None and self.world_size > 1 and self.is_first and dist.is_initialized():
             with suppress(RuntimeError):  # the error of this process is the one to report
                 _store().set(self._wait_key(Processes.wait_count + 1), FAILED)
@@ -92,7 +94,9 @@ class Processes:
                 dist.barrier()
 
     def wait_for_first(self, task: str) -> None:
-        """Wait until the first process has done ``task``, which may take long, such as preparing data.
+        """Wait until the first process has finished a task that may take long, such as preparing data.
+
+        - ``task``: what the first process must have done, for the error message, such as "prepared the data".
 
         The first process calls this when it is done. If it fails, the others raise an error; if it is killed, torchrun
         ends the others.
@@ -120,7 +124,8 @@ class Processes:
     def select(self, batch: Batch) -> tuple[Batch, float]:
         """Return this process's examples and their weight: 0 if it has no example of its own, else 1.
 
-        A process with weight 0 still computes one example, because all processes take part in FSDP's exchanges.
+        A process with weight 0 still computes one example, because all processes must take part in the exchanges of
+        DDP and FSDP.
         """
         count = len(next(iter(batch.values())))
         if self.rank >= count:
@@ -153,7 +158,7 @@ class Processes:
         return model
 
     def gradient_sync(self, model: nn.Module, now: bool) -> AbstractContextManager[Any]:
-        """Exchange gradients in this backward pass, or (``now=False``) only after a later piece of the batch."""
+        """Return a context for a backward pass that exchanges gradients; with ``now=False`` a later pass does."""
         if isinstance(model, DistributedDataParallel):
             return nullcontext() if now else model.no_sync()
         if self.world_size > 1:

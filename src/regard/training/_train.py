@@ -115,7 +115,7 @@ def train(
         # One process prepares the data, which may take long; the others wait and then read it.
         if processes.is_first:
             instance.prepare()
-        processes.wait_for_first("prepared")
+        processes.wait_for_first("prepared the data")
         instance.open()
         loop = Loop(instance, run, processes, listener)
         first_step = loop.state.step
@@ -141,7 +141,7 @@ def train(
 
         if writes:
             _write_result(instance, loop, result)
-        processes.wait_for_first("written")
+        processes.wait_for_first("written the result")
     return result
 
 

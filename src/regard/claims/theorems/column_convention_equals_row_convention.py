@@ -15,7 +15,7 @@ from regard.claims._claim import FALSE_AS_STATED, Claim, Evidence
 Projections = tuple[Tensor, Tensor, Tensor]
 Head = Callable[[Tensor, Tensor, Tensor, Projections, float], Tensor]
 Case = tuple[str, list[Tensor], Projections]
-SAME = 1e-9  # larger differences are not rounding errors, also if scores reach thousands
+SAME = 1e-9  # larger differences are not rounding errors, even if scores reach thousands
 
 
 def columns(q: Tensor, k: Tensor, v: Tensor, beta: float) -> Tensor:
@@ -89,7 +89,7 @@ def check_head(
     )
     holds, description = compare(heads[1], items, w, beta, expected)
     evidence.add_correction(
-        f"With {name} and {sizes}, the head formula in one convention is attention.",
+        f"With {name} and {sizes}, the head formula, corrected to one convention, is attention.",
         holds,
         f"corrected formula for {name}: {description}",
     )

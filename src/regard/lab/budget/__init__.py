@@ -1,1 +1,1 @@
-"""The Budget page of the lab: size a model before it exists."""
+"""The Budget page of the lab: parameters, FLOPs, memory and time of a model before it is built."""

@@ -38,14 +38,14 @@ export async function open(root, state) {
   const text = section("panel reading", "weights on the text");
   const details = section("details", "details of the head");
   const typeProgress = element("p", { className: "quiet naming", role: "status", hidden: true });
-  // The text stands beside the map, so that both and a weight are visible at once.
+  // The text stands beside the map, so that the computation of a weight, below them, is visible at the same time.
   const left = element("div", { className: "left" }, input, grid, ablation);
   const around = element("div", { className: "around" }, text, maps);
   const more = element("div", { className: "more" }, steps, details);
   const right = element("div", { className: "right" }, headBar, around, scores, more);
   const body = element("div", { className: "body" }, left, right);
   root.append(body);
-  const recordingParts = [grid, ablation, right]; // what only a recording has
+  const recordingParts = [grid, ablation, right]; // shown only if there is a recording
   showParts(false);
 
   function showParts(hasRecording) {
@@ -61,11 +61,11 @@ export async function open(root, state) {
     view.change({ workspace: await get("/api/workspace", {}, control.signal) });
   }
 
-  // If the recording in the address is not open, select the newest one. An address without a recording keeps its head.
+  // If the recording in the address is not open, select the newest one. If the address has none, its head is kept.
   function ensureRecording() {
     const { recordings } = view.workspace;
     if (recordings.some((recording) => recording.id === view.recording)) return;
-    // An address that names only a model shows its newest recording, or the input for it if there is none.
+    // An address that names only a model shows its newest recording, or the input form if it has none.
     const isForModel = view.model && !view.recording;
     const candidates = isForModel ? recordings.filter((recording) => recording.model === view.model) : recordings;
     const newest = { recording: candidates.at(-1)?.id ?? "" };

@@ -35,7 +35,7 @@ class RelativeAttention(MeanImageModel):
 
     - ``"quadratic"``: softmax_j(−α_h‖δ − Δ_h‖²), with Δ_h and α_h learned in every layer;
     - ``"relative"``: softmax_j(y_h[δ₁] + x_h[δ₂]), learned tables, independent of the content of the pixels;
-    - ``"content"``: the same plus q_i·k_j and q_i·(r_h[δ₁] + r_h[δ₂]), as in a transformer.
+    - ``"content"``: softmax_j(y_h[δ₁] + x_h[δ₂] + q_i·(k_j + r^y_h[δ₁] + r^x_h[δ₂])/√d), where d is the width of q_i.
 
     The first two do not use queries and keys: these have width 1 and are fixed at 0, and the scale is 0. The attention
     weights are then the same for all images, as the kernels of a convolutional network are. ``config.json`` also
@@ -85,7 +85,7 @@ def _create_attention(config: Config, encoding: str) -> MultiHeadAttention:
 
     position = Quadratic(*grid, heads) if encoding == "quadratic" else Grid(*grid, heads)
     layer = MultiHeadAttention(d, heads, d_key=1, d_value=value, scale=0.0, position=position)
-    # Queries and keys are not used, so they must not learn.
+    # Queries and keys are not used, so their projections are not trained.
     for projection in (layer.q_proj, layer.k_proj):
         nn.init.zeros_(projection.weight)
         projection.weight.requires_grad_(False)

@@ -20,12 +20,14 @@ from regard.training.tasks.image_task import ImageTask
 
 
 class PixelsTask(ImageTask):
-    """Predict the class of an image pixel by pixel, after Cordonnier, Loukas and Jaggi (2020); for data see ImageTask.
+    """Predict the class of an image whose pixels are the tokens, after Cordonnier, Loukas and Jaggi (2020).
+
+    The settings of the data are those of ``ImageTask``.
 
     - ``model.kind``: the position encoding of ``image_models.relative_attention``, "quadratic", "relative" or
-      "content"; or "resnet", the control: residual blocks with one 3 × 3 convolution per layer.
-    - ``model.value``: the value width D_o. If D_o = D (both are 36 by default), a second head at the same offset adds
-      nothing.
+      "content"; or "resnet", the control: residual blocks with ``model.layers`` 3 × 3 convolutions in all.
+    - ``model.value``: the value width D_o. If D_o = D (both are 36 by default), a second head at the same offset
+      cannot represent anything that one head cannot.
     - ``model.spread``, ``model.alpha``: quadratic heads start with centres Δ ~ N(0, spread²) and with this α.
 
     A residual network has no heads: the settings of heads are checked but not used, and nothing is recorded.

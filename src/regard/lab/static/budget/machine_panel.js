@@ -1,4 +1,4 @@
-// The machine: none, one with published figures, or this machine, which a job measures once.
+// The panel that selects a machine: none, one with published figures, or this machine, which a job measures.
 import { cancelJob, followJob, get, post } from "../api.js";
 import { element, select, showMessage } from "../dom.js";
 import { DTYPES, GIB, memoryLimit, selectedMachine } from "./model_settings.js";
@@ -28,7 +28,7 @@ export function createMachinePanel(page) {
   const progress = element("div", { className: "bar", hidden: true }, bar, cancelButton);
   const box = element("div", { className: "machine" }, list, memory, about, measureButton, progress);
 
-  // A machine need not have the data type that is selected.
+  // If the machine does not have the selected data type, select one that it has.
   function selectMachine(name) {
     page.change((settings) => {
       settings.machine = name;
@@ -78,8 +78,8 @@ export function createMachinePanel(page) {
     measureButton.className = machine ? "quiet" : "main";
     if (runningJob) about.textContent = "Measuring matrix products, attention, bandwidth and the cost of a call.";
     else if (machine) about.textContent = machineText(machine, settings.dtype);
-    else if (isThisMachine) about.textContent = "This machine was not measured yet. Times need its figures.";
-    else about.textContent = "Select a machine to see times, or give a memory, to see what fits.";
+    else if (isThisMachine) about.textContent = "This machine has not been measured yet. Measure it to see times.";
+    else about.textContent = "Select a machine to see times, or enter a memory size to see what fits.";
   }
 
   show();

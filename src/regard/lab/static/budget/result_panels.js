@@ -63,7 +63,7 @@ function longestOf(plan) {
 function longestNote(plan) {
   if (plan.fixed) return "this model has one length n";
   const context = contextNote(plan);
-  if (plan.memory_limit === null) return ["select a machine, or give a memory", ...context].join("; ");
+  if (plan.memory_limit === null) return ["select a machine, or enter a memory size", ...context].join("; ");
   const steps = { "in one pass": plan.max_tokens_forward, decoding: plan.max_tokens_decoding, training: plan.max_tokens_training };
   const own = plan.training ? "training" : "in one pass";
   const others = [];

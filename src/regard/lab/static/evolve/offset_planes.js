@@ -37,7 +37,7 @@ export function createOffsetPlanes(select) {
         group.addEventListener("click", () => select(head));
         svg.append(group);
       }
-      const text = `layer ${layer}: ${offsets.covered[record][layer]} of the 9 nearest offsets`;
+      const text = `layer ${layer}: heads peak at ${offsets.covered[record][layer]} of the 9 nearest offsets`;
       box.append(element("figure", {}, svg, element("figcaption", { text })));
     }
   }
@@ -45,7 +45,7 @@ export function createOffsetPlanes(select) {
   return { box, draw };
 }
 
-// The farthest centre of any head at any record, and one cell more.
+// The radius of a plane in cells: it reaches one cell beyond the farthest centre of any head at any record.
 function planeRadius({ centre }) {
   let farthest = 1;
   for (const offset of centre.flat(2)) {

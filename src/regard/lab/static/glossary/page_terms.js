@@ -1,7 +1,7 @@
 // Which words of a page's labels are terms of the glossary. The same word may have another meaning on another page.
 
-// The labels that are searched. A label without `for` would take a button in it for its control, except if the control
-// comes first, as in checkboxes.
+// The labels that are searched. A term becomes a button in its label. A <label> without `for` belongs to the first
+// control inside it, which could be this button. label.switch is safe: its checkbox comes before the text.
 export const ELEMENTS = "dt, th, figcaption, h2, h3, h4, caption, label[for], label.switch, .facts";
 
 const HEAD_TYPE_TERMS = {
@@ -76,7 +76,7 @@ const TERMS = {
   },
 };
 
-// Whole words only; letters of other scripts, such as β, have no word boundary in regular expressions.
+// Patterns that match whole words only. They do not use \b, which knows only ASCII letters and would fail for β.
 function patterns(terms) {
   return Object.entries(terms).map(([word, id]) => {
     const escaped = word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");

@@ -7,8 +7,8 @@ import { isSelfAttention, longLabel, shortLabel, tokensBeforePatches, tokenTexts
 import { currentLayer, lockedToken, otherField, otherSide, selectedField, selectedSide } from "./view_state.js";
 
 const PAGE_SIZE = 600; // tokens on the screen at once
-// From this share of the largest weight on, light text is more readable on the shade than dark text; in the dark theme it
-// is the other way round. The contrast is at least 4.5 on both sides.
+// In the light theme, text on a shade is light above this share of the largest weight and dark below it; in the dark
+// theme it is the other way round. The contrast is at least 4.5 on both sides of the limit.
 const STRONG_SHARE = { light: 0.86, dark: 0.5 };
 const ARROW_STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
 
@@ -85,7 +85,7 @@ export function createShadedTokens(root, view) {
     const className = isSpecialLabel(text) ? "token special" : "token";
     const options = { className, dataset: { at: index }, tabindex: -1, role: "button", "aria-label": label };
     const token = element("span", options, ...labelNodes(text));
-    // A character and its number must not be torn apart at the end of a line.
+    // A character and its number must not be separated by a line break.
     if (token.querySelector(".part")) token.classList.add("parted");
     return token;
   }
@@ -193,7 +193,7 @@ export function createShadedTokens(root, view) {
     }
   }
 
-  // Light up the tokens under the pointer: one of the text, or the query and the key of a cell of the map.
+  // Highlight the tokens under the pointer: one of the text, or the query and the key of a cell of the map.
   function showPointed() {
     for (const token of pointed) token.classList.remove("pointed");
     pointed = [];
@@ -235,7 +235,7 @@ export function createShadedTokens(root, view) {
     return elements.get(index) === token ? index : null;
   }
 
-  // A token of self-attention is a query and a key: `token` lights up its row and its column.
+  // A token of self-attention is a query and a key: with `token`, the map highlights its row and its column.
   function hover(event) {
     const index = indexIn(selectedTokens(), event);
     const other = indexIn(otherTokens(), event);
