@@ -62,9 +62,10 @@ KINDS: dict[str, Callable[[random.Random], Pair]] = {
 }
 
 
+@pytest.mark.parametrize("seeds", [range(15), pytest.param(range(15, 50), marks=pytest.mark.full)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_fifty_of_each_kind(kind: str) -> None:
-    for seed in range(50):
+def test_models_of_each_kind(kind: str, seeds: range) -> None:
+    for seed in seeds:
         pair = KINDS[kind](random.Random(seed))
         # With gradients: few rows without them go to a native kernel, which the counter does not see.
         with plain_attention(pair.module):

@@ -121,7 +121,7 @@ def test_real_queries_of_compositions() -> None:
 
 
 @given(st.data(), SIZES, SIZES)
-@settings(max_examples=800)
+@settings(max_examples=400)
 def test_every_composition_equals_its_definition(data, n: int, m: int) -> None:
     mask = data.draw(masks(n, m))
     expected = pairs_allowed(mask, n, m)

@@ -114,7 +114,7 @@ CASES = st.builds(
 
 
 @given(CASES, OBSERVE)
-@settings(max_examples=250)
+@settings(max_examples=150)
 def test_every_observable_equals_its_definition(case: Case, observe: Observe) -> None:
     check_observables(case, observe)
 

@@ -54,7 +54,7 @@ def check(case: Case) -> None:
 
 
 @given(CASES)
-@settings(max_examples=600)
+@settings(max_examples=300)
 def test_equals_the_plain_formula(case: Case) -> None:
     check(case)
 
@@ -77,7 +77,7 @@ def test_every_pair_of_options() -> None:
 @given(
     CASES.filter(lambda c: c.options["softcap"] is None and "sinks" not in c.options and c.options["scale"] != math.inf)
 )
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_equals_torch_where_torch_has_the_option(case: Case) -> None:
     """Bool and float masks, grouped heads, scales, in float64, on rows that see something (torch's others are NaN)."""
     options = dict(case.options, dropout=0.0)
@@ -146,7 +146,7 @@ def results(case: Case, dtype: torch.dtype, call) -> list[torch.Tensor]:
 
 
 @given(SOFT)
-@settings(max_examples=400)
+@settings(max_examples=250)
 def test_float32_error_is_within_twice_the_plain_formulas_own(case: Case) -> None:
     check_float32(case)
 
