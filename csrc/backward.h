@@ -41,6 +41,7 @@ struct BackwardScratch : ForwardScratch {
 // One panel of queries, and the values that every block of keys needs.
 struct BackwardPanel {
     Panel panel;
+    bool few_rows;  // as in the forward pass, so that both sum the products in the same order
     Rows queries;   // rows [count, D] as float32
     Rows grad_out;  // rows [count, E] as float32
     Floats row_max[NR];
@@ -73,7 +74,8 @@ inline void load_panel(const AttentionCall& call, const Gradients& gradients, co
         float_rows_of(call.q, call.dtype, head.b, head.h, first_row, panel.count, call.D, scratch.query_rows);
     state.grad_out = float_rows_of(gradients.grad_out, call.dtype, head.b, head.h, first_row, panel.count, call.E,
                                    scratch.grad_out_rows);
-    pack_panel(state.queries, panel.count, call.D, query_factor(call), scratch.queries);
+    state.few_rows = has_few_rows(call, panel);
+    place_queries(call, head, panel, state.few_rows, scratch.rows, scratch.queries);
     if (call.hard_max) load_hard_max(call, head, panel, state.hard_max);
     pack_panel(state.grad_out, panel.count, call.E, 1.0f, scratch.grad_out);
     for (int lane = 0; lane < PW; lane++) {
@@ -81,6 +83,8 @@ inline void load_panel(const AttentionCall& call, const Gradients& gradients, co
         const bool empty = call.row_sum[row] == 0;
         state.row_max[lane / W][lane % W] = empty ? 0.0f : static_cast<float>(call.row_max[row]);
         state.inverse_sum[lane / W][lane % W] = empty ? 0.0f : static_cast<float>(1 / call.row_sum[row]);
+        // The weights of lanes beyond the last row are e^−∞ = 0, whatever their biases are.
+        if (lane >= panel.count) state.row_max[lane / W][lane % W] = -kHidden;
         state.delta[lane / W][lane % W] = gradients.delta[row];
         if (call.dropout > 0) state.row_hashes[lane] = row_hash(call.seed, head.b, head.h, first_row + lane);
     }
@@ -123,20 +127,33 @@ inline void add_to_biases(const AttentionCall& call, const Gradients& gradients,
     }
 }
 
+// add_outer_products of matmul_blocks.h for the visible parts of a block. `rows` has one row per query of the panel.
+REGARD_INLINE void add_visible_outer_products(const float* weights, const Rows& rows, const Panel& panel, float* out,
+                                              int64_t width, const VisibleParts& visible) {
+    for (const VisiblePart& part : visible) {
+        const int64_t lanes = std::min<int64_t>(part.vectors * W, panel.count - part.lane());
+        add_outer_products(weights + part.offset(), rows.from(part.lane()).floats(), rows.stride, lanes,
+                           out + part.first_key * width, width, part.keys, width);
+    }
+}
+
 // One block of keys for one panel: adds to scratch.dq, `dk`, `dv` and the gradients of the biases.
 REGARD_INLINE void backward_block(const AttentionCall& call, const Gradients& gradients, const HeadContext& head,
                                   const BackwardPanel& state, int64_t j, int64_t count, const Rows& keys,
                                   const Rows& values, float* dk, float* dv, BackwardScratch& scratch) {
     float* s = scratch.scores;
     float* grad_weights = scratch.grad_weights;
-    products(call, keys, scratch.queries, 0, s, count);
+    VisibleParts visible;
+    find_visible_parts(state.panel, j, count, visible);
+    const Rows keys_for_scores = uses_pairs(call) ? rows_of(call.k, call.dtype, head.b, head.g, j) : keys;
+    products(call, keys_for_scores, scratch.queries, state.few_rows ? state.panel.count : 0, s, count, visible);
     if (call.hard_max)
         to_hard_logits(call, head, state.panel, j, count, s, scratch.dense_bias, scratch.spare, state.hard_max,
                        scratch.nonfinite);
     else
         to_logits(call, head, state.panel, j, count, s, scratch.dense_bias,
                   call.softcap > 0 ? scratch.softcap_slope : nullptr, scratch.nonfinite);
-    dot_products(values.floats(), values.stride, scratch.grad_out, grad_weights, count, call.E);
+    visible_dot_products(values, scratch.grad_out, grad_weights, count, call.E, visible);
     for (int64_t key = 0; key < count; key++)
 #pragma GCC unroll 4
         for (int v = 0; v < NR; v++) {
@@ -151,8 +168,7 @@ REGARD_INLINE void backward_block(const AttentionCall& call, const Gradients& gr
         apply_dropout(call, state.row_hashes, j, count, s, dropped);
         apply_dropout(call, state.row_hashes, j, count, grad_weights, grad_weights);
     }
-    add_outer_products(dropped, state.grad_out.floats(), state.grad_out.stride, state.panel.count, dv, call.E, count,
-                       call.E);
+    add_visible_outer_products(dropped, state.grad_out, state.panel, dv, call.E, visible);
 
     // dS = A ∘ (g vᵀ − Δ), in place.
     for (int64_t key = 0; key < count; key++)
@@ -168,8 +184,8 @@ REGARD_INLINE void backward_block(const AttentionCall& call, const Gradients& gr
     if (call.softcap > 0)
         for (int64_t t = 0; t < count * NR; t++)
             store(s + t * W, load(s + t * W) * load(scratch.softcap_slope + t * W));
-    weighted_sum(keys.floats(), keys.stride, s, scratch.dq, count, call.D);
-    add_outer_products(s, state.queries.floats(), state.queries.stride, state.panel.count, dk, call.D, count, call.D);
+    visible_weighted_sum(keys, s, scratch.dq, call.D, visible);
+    add_visible_outer_products(s, state.queries, state.panel, dk, call.D, visible);
 }
 
 // One panel of queries and the keys start … stop − 1: adds to dq of its rows, to scratch.dk and to scratch.dv.
@@ -239,12 +255,13 @@ inline int64_t count_backward_splits(const AttentionCall& call, const Gradients&
 
 // Returns false if a gradient is not finite.
 bool backward(const AttentionCall& call, const Gradients& gradients) {
+    const int threads = threads_for(call, 2.5);  // five products instead of two
     std::atomic<bool> finite{true};
     if (call.hard_max) fill_hard_max(call);
     const int64_t panels = panels_per_head(call);
     const auto make_scratch = [&] { return BackwardScratch(call); };
     run_tasks<BackwardScratch>(
-        call.B * call.H, call.threads, make_scratch, [&](int64_t task, BackwardScratch& scratch) {
+        call.B * call.H, threads, make_scratch, [&](int64_t task, BackwardScratch& scratch) {
             const HeadContext head{task / call.H, task % call.H, 0};
             for (int64_t p = 0; p < panels; p++) fill_delta(call, gradients, head, p * PW, scratch);
         });
@@ -252,13 +269,13 @@ bool backward(const AttentionCall& call, const Gradients& gradients) {
     // If there are few key heads, their keys are split into parts, and each part is a task. Each part has its own dq;
     // these are added in order.
     const int64_t splits = count_backward_splits(call, gradients);
-    const int64_t keys_per_split = (call.M / KEY_CHUNK + splits) / splits * KEY_CHUNK;
+    const int64_t keys_per_split = keys_per_part(call.M, splits, KEY_CHUNK);
     const int64_t key_heads = call.B * call.G;
     const int64_t dq_floats = call.B * call.H * call.N * call.D;
     const int64_t dq_floats_per_key_head = dq_floats / std::max<int64_t>(1, key_heads);
-    std::vector<float> other_dq((splits - 1) * dq_floats);
+    Array<float> other_dq((splits - 1) * dq_floats);
     run_tasks<BackwardScratch>(
-        key_heads * splits, call.threads, make_scratch, [&](int64_t task, BackwardScratch& scratch) {
+        key_heads * splits, threads, make_scratch, [&](int64_t task, BackwardScratch& scratch) {
             const int64_t key_head = task / splits;
             const int64_t split = task % splits;
             float* dq = split == 0 ? gradients.dq : other_dq.data() + (split - 1) * dq_floats;
@@ -267,7 +284,7 @@ bool backward(const AttentionCall& call, const Gradients& gradients) {
                               scratch);
             if (!scratch.finite()) finite = false;
         });
-    run_tasks<int>(key_heads, call.threads, [] { return 0; }, [&](int64_t key_head, int) {
+    run_tasks<int>(key_heads, threads, [] { return 0; }, [&](int64_t key_head, int) {
         const int64_t first = key_head * dq_floats_per_key_head;
         float* dq = gradients.dq + first;
         for (int64_t split = 1; split < splits; split++) {

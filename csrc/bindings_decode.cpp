@@ -60,15 +60,18 @@ void run_linear(const char* instruction_set, TensorArgument x, nb::sequence matr
     call.x_stride = x_tensor.stride(0);
     call.threads = threads;
 
+    std::vector<LinearWeights> weights;
     int64_t columns = 0;
     for (nb::handle item : matrices) {
         if (!nb::isinstance<nb::tuple>(item) || nb::len(item) != 2)
             throw nb::type_error("matrices must be a sequence of pairs (weight, bias or None)");
         const nb::tuple pair = nb::borrow<nb::tuple>(item);
-        call.matrices.push_back(read_linear("weight", {pair[0]}, {pair[1]}, call.dtype, kAnySize, call.inputs));
-        if (__builtin_add_overflow(columns, call.matrices.back().outputs, &columns))
+        weights.push_back(read_linear("weight", {pair[0]}, {pair[1]}, call.dtype, kAnySize, call.inputs));
+        if (__builtin_add_overflow(columns, weights.back().outputs, &columns))
             throw std::invalid_argument("matrices must have fewer than 2^63 outputs together");
     }
+    call.matrices = weights.data();
+    call.matrix_count = static_cast<int64_t>(weights.size());
     const TorchTensor y_tensor("y", y);
     y_tensor.require_float_dtype(call.dtype);
     y_tensor.require_shape({call.rows, columns});

@@ -11,7 +11,7 @@ namespace REGARD_ISA_NAMESPACE {
 
 // A zero-initialized array of one dtype.
 struct Buffer {
-    std::vector<char> bytes;
+    Array<char> bytes;
     int64_t element_bytes;
 
     Buffer(int64_t count, Dtype dtype)
@@ -38,8 +38,8 @@ REGARD_INLINE Floats activate(Floats x, Activation activation) {
 inline void activate_rows(const DecodeBlock& block, int64_t rows, Buffer& from, Buffer& hidden) {
     const int64_t width = block.up.outputs;
     const bool gated = block.gate.weight != nullptr;
-    std::vector<float> first(width + W);
-    std::vector<float> second(width + W);
+    Array<float> first(width + W);
+    Array<float> second(width + W);
     for (int64_t i = 0; i < rows; i++) {
         const int64_t row = i * (block.gate.outputs + block.up.outputs);
         to_float32(from.at(row), block.dtype, first.data(), width);
@@ -55,8 +55,8 @@ inline void activate_rows(const DecodeBlock& block, int64_t rows, Buffer& from, 
 
 // to = a + b, summed in float32.
 inline void add_rows(const void* a, const void* b, void* to, int64_t count, Dtype dtype) {
-    std::vector<float> x(count);
-    std::vector<float> y(count);
+    Array<float> x(count);
+    Array<float> y(count);
     to_float32(a, dtype, x.data(), count);
     to_float32(b, dtype, y.data(), count);
     for (int64_t t = 0; t < count; t++) x[t] += y[t];
@@ -125,8 +125,8 @@ inline AttentionCall cached_attention(const DecodeBlock& block, const DecodeCall
 inline bool decode_block(const DecodeBlock& block, const DecodeCall& call) {
     const int64_t rows = call.rows;
     const int64_t qkv_width = block.H * block.D + block.G * (block.D + block.E);
-    const auto run_linear = [&](Buffer& x, int64_t inputs, const std::vector<LinearWeights>& matrices, Buffer& y) {
-        linear({x.data(), y.data(), rows, inputs, inputs, matrices, block.dtype, call.threads});
+    const auto run_linear = [&](Buffer& x, int64_t inputs, const LinearWeights* matrices, int64_t count, Buffer& y) {
+        linear({x.data(), y.data(), rows, inputs, inputs, matrices, count, block.dtype, call.threads});
     };
     const auto run_norm = [&](const NormWeights& weights, const void* x, Buffer& y) {
         norm({weights, x, y.data(), rows, block.width, block.width, block.dtype, 1});
@@ -135,7 +135,8 @@ inline bool decode_block(const DecodeBlock& block, const DecodeCall& call) {
     Buffer h(rows * block.width, block.dtype);
     Buffer qkv(rows * qkv_width, block.dtype);
     run_norm(block.attention_norm, call.x, h);
-    run_linear(h, block.width, {block.q, block.k, block.v}, qkv);
+    const LinearWeights qkv_weights[] = {block.q, block.k, block.v};
+    run_linear(h, block.width, qkv_weights, 3, qkv);
 
     Buffer q(rows * block.H * block.D, block.dtype);
     Buffer k(rows * block.G * block.D, block.dtype);
@@ -148,17 +149,17 @@ inline bool decode_block(const DecodeBlock& block, const DecodeCall& call) {
     if (!forward(cached_attention(block, call, q, heads))) return false;
 
     Buffer z(rows * block.width, block.dtype);
-    run_linear(heads, block.H * block.E, {block.out}, h);
+    run_linear(heads, block.H * block.E, &block.out, 1, h);
     add_rows(call.x, h.data(), z.data(), rows * block.width, block.dtype);
     run_norm(block.feedforward_norm, z.data(), h);
 
-    std::vector<LinearWeights> up = {block.up};
-    if (block.gate.weight) up = {block.gate, block.up};
+    const LinearWeights gate_and_up[] = {block.gate, block.up};
+    const int64_t gates = block.gate.weight ? 1 : 0;
     Buffer wide(rows * (block.gate.outputs + block.up.outputs), block.dtype);
     Buffer hidden(rows * block.up.outputs, block.dtype);
-    run_linear(h, block.width, up, wide);
+    run_linear(h, block.width, gate_and_up + 1 - gates, 1 + gates, wide);
     activate_rows(block, rows, wide, hidden);
-    run_linear(hidden, block.up.outputs, {block.down}, h);
+    run_linear(hidden, block.up.outputs, &block.down, 1, h);
     add_rows(z.data(), h.data(), call.y, rows * block.width, block.dtype);
     return true;
 }

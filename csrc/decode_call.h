@@ -21,7 +21,8 @@ struct LinearCall {
     int64_t rows = 0;
     int64_t inputs = 0;
     int64_t x_stride = 0;
-    std::vector<LinearWeights> matrices;
+    const LinearWeights* matrices = nullptr;
+    int64_t matrix_count = 0;
     Dtype dtype = Dtype::float32;
     int threads = 1;
 };

@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "array.h"
 #include "row_panels.h"
 #include "scratch.h"
 #include "threads.h"
@@ -24,7 +25,7 @@ struct PanelState {
     Panel panel;
     OnlineSoftmax softmax;
     ObservableSums observables;
-    bool few_rows;   // so few queries that the products of few_rows.h are faster than those of a packed panel
+    bool few_rows;   // see has_few_rows
     float* queries;  // panel [D, PW]; with few rows [lanes, D]
     float* outputs;  // panel [E, PW]; with few rows [lanes, E]
     alignas(64) uint32_t row_hashes[PW];
@@ -32,12 +33,31 @@ struct PanelState {
     int64_t lanes() const { return few_rows ? panel.count : PW; }
 };
 
+// The number of threads for a pass with `factor` times the multiply–adds of a forward pass without a mask.
+inline int threads_for(const AttentionCall& call, double factor) {
+    const double weights = 1.0 * call.B * call.H * call.N * call.M;
+    return limit_threads(call.threads, factor * weights * (call.D + call.E));
+}
+
+// The number of keys per part if `keys` are divided into `parts` of whole blocks. The last parts may have fewer or none.
+inline int64_t keys_per_part(int64_t keys, int64_t parts, int64_t block) {
+    const int64_t blocks = (keys + block - 1) / block;
+    return (blocks + parts - 1) / parts * block;
+}
+
 inline int64_t panels_per_head(const AttentionCall& call) { return (call.N + PW - 1) / PW; }
 
 // The index of a lane's row in [B, H, N]. Lanes beyond the last row repeat it.
 REGARD_INLINE int64_t row_of_lane(const AttentionCall& call, const HeadContext& head, const Panel& panel, int lane) {
     const int64_t i = panel.first_row + std::min<int64_t>(lane, panel.count - 1);
     return (head.b * call.H + head.h) * call.N + i;
+}
+
+// The keys j … j + count − 1 for the scores: in their own dtype if the call uses pairs, else as float32.
+REGARD_INLINE Rows score_keys(const AttentionCall& call, const HeadContext& head, int64_t j, int64_t count,
+                              float* buffer) {
+    if (uses_pairs(call)) return rows_of(call.k, call.dtype, head.b, head.g, j);
+    return float_rows_of(call.k, call.dtype, head.b, head.g, j, count, call.D, buffer);
 }
 
 // --- hard attention ---
@@ -61,7 +81,9 @@ inline void fill_hard_max_of_panel(const AttentionCall& call, const HeadContext&
     for (int64_t j = panel.first_key; j < panel.end_key; j += KEY_BLOCK) {
         const int64_t count = std::min(KEY_BLOCK, panel.end_key - j);
         const Rows keys = float_rows_of(call.k, call.dtype, head.b, head.g, j, count, call.D, scratch.keys);
-        products(call, keys, scratch.queries, 0, scratch.scores, count);
+        VisibleParts visible;
+        find_visible_parts(panel, j, count, visible);
+        products(call, keys, scratch.queries, 0, scratch.scores, count, visible);
         update_hard_max(call, head, panel, j, count, scratch.scores, scratch.dense_bias, scratch.spare, hard_max,
                         scratch.nonfinite);
     }
@@ -72,7 +94,7 @@ inline void fill_hard_max_of_panel(const AttentionCall& call, const HeadContext&
 inline void fill_hard_max(const AttentionCall& call) {
     const int64_t panels = panels_per_head(call);
     run_tasks<ForwardScratch>(
-        call.B * call.H * panels, call.threads, [&] { return ForwardScratch(call); },
+        call.B * call.H * panels, threads_for(call, 0.5), [&] { return ForwardScratch(call); },
         [&](int64_t task, ForwardScratch& scratch) {
             const HeadContext& head = scratch.prepare_head(call, task / panels);
             fill_hard_max_of_panel(call, head, task % panels * PW, scratch);
@@ -80,6 +102,34 @@ inline void fill_hard_max(const AttentionCall& call) {
 }
 
 // --- one panel ---
+
+// Whether a panel has so few queries that the products of few_rows.h are faster than those of a packed panel. Not in
+// hard attention, whose first pass uses packed panels: both passes must sum in the same order.
+inline bool has_few_rows(const AttentionCall& call, const Panel& panel) {
+    return panel.count <= PW / 4 && !call.hard_max;
+}
+
+// Writes the queries of a panel to `queries`: as rows [count, D], or packed into a panel [D, PW]. They are scaled, or
+// keep their dtype and are not scaled if the call uses pairs. `buffer` is for rows that must be converted.
+inline void place_queries(const AttentionCall& call, const HeadContext& head, const Panel& panel, bool few_rows,
+                          float* buffer, float* queries) {
+    if (uses_pairs(call)) {
+        const Rows rows = rows_of(call.q, call.dtype, head.b, head.h, panel.first_row);
+        if (!few_rows)
+            return pack_pair_panel(rows.halves(), rows.stride, panel.count, call.D,
+                                   reinterpret_cast<uint32_t*>(queries));
+        for (int64_t lane = 0; lane < panel.count; lane++)
+            std::memcpy(reinterpret_cast<uint16_t*>(queries) + lane * call.D, rows.from(lane).data, call.D * 2);
+        return;
+    }
+    const Rows rows =
+        float_rows_of(call.q, call.dtype, head.b, head.h, panel.first_row, panel.count, call.D, buffer);
+    const float factor = query_factor(call);
+    if (!few_rows) return pack_panel(rows, panel.count, call.D, factor, queries);
+    for (int64_t lane = 0; lane < panel.count; lane++)
+        for (int64_t t = 0; t < call.D; t++)
+            queries[lane * call.D + t] = rows.floats()[lane * rows.stride + t] * factor;
+}
 
 // Scales the queries of a panel and starts its softmax. The panel's scratch memory is `queries`, `outputs` and `bins`.
 template <bool observed>
@@ -90,18 +140,8 @@ inline void start_panel(const AttentionCall& call, const HeadContext& head, int6
     state.outputs = outputs;
     Panel& panel = state.panel;
     init_panel(call, head.b, first_row, panel);
-    // Not in hard attention, whose first pass uses packed panels: both passes must sum in the same order.
-    state.few_rows = panel.count <= PW / 4 && !call.hard_max;
-
-    const Rows rows =
-        float_rows_of(call.q, call.dtype, head.b, head.h, first_row, panel.count, call.D, scratch.rows);
-    if (state.few_rows) {
-        for (int64_t lane = 0; lane < panel.count; lane++)
-            for (int64_t t = 0; t < call.D; t++)
-                queries[lane * call.D + t] = rows.floats()[lane * rows.stride + t] * query_factor(call);
-    } else {
-        pack_panel(rows, panel.count, call.D, query_factor(call), queries);
-    }
+    state.few_rows = has_few_rows(call, panel);
+    place_queries(call, head, panel, state.few_rows, scratch.rows, queries);
     std::memset(outputs, 0, sizeof(float) * call.E * state.lanes());
     if (call.hard_max) load_hard_max(call, head, panel, state.softmax.hard_max);
 
@@ -135,10 +175,11 @@ inline void rescale_outputs(const AttentionCall& call, const Floats* rescale, Pa
 // Computes the logits of a block into scratch.scores, for soft or hard attention. Returns a block in which −inf marks
 // exactly the hidden keys: the logits, or the biases in hard attention, where the logits of many visible keys are −inf.
 REGARD_INLINE const float* block_logits(const AttentionCall& call, int64_t j, int64_t count, const Rows& keys,
-                                        ForwardScratch& scratch, const PanelState& state) {
+                                        const VisibleParts& visible, ForwardScratch& scratch,
+                                        const PanelState& state) {
     const Panel& panel = state.panel;
     float* s = scratch.scores;
-    products(call, keys, state.queries, state.few_rows ? panel.count : 0, s, count);
+    products(call, keys, state.queries, state.few_rows ? panel.count : 0, s, count, visible);
     if (call.hard_max) {
         to_hard_logits(call, state.head, panel, j, count, s, scratch.dense_bias, scratch.spare,
                        state.softmax.hard_max, scratch.nonfinite);
@@ -173,13 +214,39 @@ REGARD_INLINE void weigh_block(float* s, int64_t count, const Floats* row_max, F
     for (int v = 0; v < NR; v++) row_sum[v] += block_sum[v];
 }
 
+// Adds the values of a block, times their weights, to the outputs. `value_pairs` are the values in pairs, if the call
+// uses them.
+REGARD_INLINE void add_values(const AttentionCall& call, int64_t count, const float* weights, const Rows& values,
+                              const uint32_t* value_pairs, const VisibleParts& visible, ForwardScratch& scratch,
+                              PanelState& state) {
+    uint32_t* pairs = scratch.weight_pairs;
+    if (state.few_rows) {
+        if (!uses_pairs(call))
+            return few_rows_weighted_sum(values, weights, state.panel.count, state.outputs, count, call.E);
+        pair_weights<NR>(weights, count, pairs);
+        return few_rows_pair_sum(values.halves(), values.stride, pairs, state.panel.count, state.outputs, count, call.E);
+    }
+    if (!uses_pairs(call)) return visible_weighted_sum(values, weights, state.outputs, call.E, visible);
+    for (const VisiblePart& part : visible)
+        with_vectors(part.vectors, [&](auto vectors) __attribute__((always_inline)) {
+            // A part starts with an even key, so that its pairs are those of the values.
+            uint32_t* part_pairs = pairs + part.first_key / 2 * PW + part.lane();
+            pair_weights<vectors()>(weights + part.offset(), part.keys, part_pairs);
+            pair_weighted_sum<vectors()>(value_pairs + part.first_key / 2 * call.E, call.E, part_pairs,
+                                         state.outputs + part.lane(), (part.keys + 1) / 2, call.E);
+        });
+}
+
 // One block of keys for one panel: scores, update of the softmax, weighted sum of values.
 template <bool observed>
 REGARD_INLINE void forward_block(const AttentionCall& call, int64_t j, int64_t count, const Rows& keys,
-                                 const Rows& values, ForwardScratch& scratch, PanelState& state) {
+                                 const Rows& values, const uint32_t* value_pairs, ForwardScratch& scratch,
+                                 PanelState& state) {
     float* s = scratch.scores;
     OnlineSoftmax& softmax = state.softmax;
-    const float* hidden = block_logits(call, j, count, keys, scratch, state);
+    VisibleParts visible;
+    find_visible_parts(state.panel, j, count, visible);
+    const float* hidden = block_logits(call, j, count, keys, visible, scratch, state);
     Floats row_max[NR];
     max_of_block(s, count, row_max);
     if (observed) observe_logits(state.head, j, count, s, hidden, row_max, state.observables);
@@ -209,10 +276,7 @@ REGARD_INLINE void forward_block(const AttentionCall& call, int64_t j, int64_t c
         apply_dropout(call, state.row_hashes, j, count, s, scratch.spare);
         s = scratch.spare;
     }
-    if (state.few_rows)
-        few_rows_weighted_sum(values, s, state.panel.count, state.outputs, count, call.E);
-    else
-        weighted_sum(values.floats(), values.stride, s, state.outputs, count, call.E);
+    add_values(call, count, s, values, value_pairs, visible, scratch, state);
 }
 
 // Adds the sums of `b` to those of `a`. Both are states of the same panel, for two parts of its keys. The keys of b
@@ -300,8 +364,11 @@ inline void forward_keys(const AttentionCall& call, int64_t start, int64_t stop,
     end = std::min(end, stop);
 
     const HeadContext& head = states[0].head;
+    const bool pairs = uses_pairs(call);
+    bool all_have_few_rows = true;
+    for (int p = 0; p < panels; p++) all_have_few_rows = all_have_few_rows && states[p].few_rows;
     // few_rows.h reads any dtype. A conversion to float32 pays only if several panels use the converted block.
-    const bool in_own_dtype = panels == 1 && states[0].few_rows;
+    const bool in_own_dtype = pairs || (panels == 1 && all_have_few_rows);
     for (int64_t j = first; j < end; j += KEY_BLOCK) {
         const int64_t count = std::min(KEY_BLOCK, end - j);
         Rows keys = rows_of(call.k, call.dtype, head.b, head.g, j);
@@ -310,12 +377,15 @@ inline void forward_keys(const AttentionCall& call, int64_t start, int64_t stop,
             keys = float_rows_of(call.k, call.dtype, head.b, head.g, j, count, call.D, scratch.keys);
             values = float_rows_of(call.v, call.dtype, head.b, head.g, j, count, call.E, scratch.values);
         }
+        if (pairs && !all_have_few_rows)
+            pair_rows(values.halves(), values.stride, count, call.E, scratch.value_pairs);
         for (int p = 0; p < panels; p++) {
-            const int64_t from = std::max(j, states[p].panel.first_key);
+            int64_t from = std::max(j, states[p].panel.first_key);
             const int64_t to = std::min(j + count, states[p].panel.end_key);
-            if (from < to)
-                forward_block<observed>(call, from, to - from, keys.from(from - j), values.from(from - j), scratch,
-                                        states[p]);
+            if (from >= to) continue;
+            if (pairs) from -= (from - j) % 2;  // start with a whole pair; its first key is hidden
+            forward_block<observed>(call, from, to - from, keys.from(from - j), values.from(from - j),
+                                    scratch.value_pairs + (from - j) / 2 * call.E, scratch, states[p]);
         }
     }
 }
@@ -362,7 +432,7 @@ inline bool forward_tiles(const AttentionCall& call) {
     const int64_t per_key_head = tiling.tiles_per_key_head;
     std::atomic<bool> finite{true};
     run_tasks<ForwardScratch>(
-        tiling.tiles, call.threads, [&] { return ForwardScratch(call); },
+        tiling.tiles, threads_for(call, 1), [&] { return ForwardScratch(call); },
         [&](int64_t task, ForwardScratch& scratch) {
             // The last tiles come first: under a causal mask they have the most keys.
             const int64_t tile = per_key_head - 1 - task % per_key_head;
@@ -382,15 +452,16 @@ template <bool observed>
 inline bool forward_split_keys(const AttentionCall& call, int64_t splits) {
     const Tiling tiling(call);
     const int64_t tasks = tiling.tiles * splits;
-    const int64_t keys_per_split = (call.M / KEY_BLOCK + splits) / splits * KEY_BLOCK;  // whole blocks
+    const int64_t keys_per_split = keys_per_part(call.M, splits, KEY_BLOCK);
     const int64_t output_floats = PANELS_PER_TILE * call.E * PW;
     const int64_t task_floats = output_floats + PANELS_PER_TILE * bin_floats(call);
-    std::vector<PanelState> states(tasks * PANELS_PER_TILE);
-    std::vector<float> buffers(tasks * task_floats);
+    Array<PanelState> states(tasks * PANELS_PER_TILE);
+    Array<float> buffers(tasks * task_floats);
     std::atomic<bool> finite{true};
+    const int threads = threads_for(call, 1);
     const auto make_scratch = [&] { return ForwardScratch(call); };
 
-    run_tasks<ForwardScratch>(tasks, call.threads, make_scratch, [&](int64_t task, ForwardScratch& scratch) {
+    run_tasks<ForwardScratch>(tasks, threads, make_scratch, [&](int64_t task, ForwardScratch& scratch) {
         const int64_t tile = task / splits;
         const int64_t split = task % splits;
         float* outputs = buffers.data() + task * task_floats;
@@ -408,7 +479,7 @@ inline bool forward_split_keys(const AttentionCall& call, int64_t splits) {
         forward_keys<observed>(call, split * keys_per_split, end, panels, scratch, task_states);
         if (!scratch.finite()) finite = false;
     });
-    run_tasks<ForwardScratch>(tiling.tiles, call.threads, make_scratch, [&](int64_t tile, ForwardScratch& scratch) {
+    run_tasks<ForwardScratch>(tiling.tiles, threads, make_scratch, [&](int64_t tile, ForwardScratch& scratch) {
         const int panels = tiling.panels_in_tile(tile % tiling.tiles_per_key_head);
         for (int p = 0; p < panels; p++) {
             PanelState& merged = states[tile * splits * PANELS_PER_TILE + p];

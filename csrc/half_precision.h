@@ -90,12 +90,12 @@ template <Dtype dtype>
 REGARD_INLINE Floats load_as_float32(const char* row, int64_t t) {
     if constexpr (dtype == Dtype::float32) return load(reinterpret_cast<const float*>(row) + t);
     const char* from = row + t * 2;
-#if defined(__AVX512F__)
+#if defined(REGARD_USE_AVX512)
     const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     if constexpr (dtype == Dtype::bfloat16)
         return reinterpret_cast<Floats>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
     return _mm512_cvtph_ps(half);
-#elif defined(__AVX2__)
+#elif defined(REGARD_USE_AVX2)
     const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     if constexpr (dtype == Dtype::bfloat16)
         return reinterpret_cast<Floats>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
@@ -124,6 +124,7 @@ struct Rows {
     Dtype dtype;
 
     const float* floats() const { return reinterpret_cast<const float*>(data); }
+    const uint16_t* halves() const { return reinterpret_cast<const uint16_t*>(data); }
     Rows from(int64_t row) const { return {data + row * stride * bytes_per_element(dtype), stride, dtype}; }
 };
 

@@ -13,8 +13,15 @@
 namespace regard {
 namespace {
 
-constexpr InstructionSet kAllSets[] = {InstructionSet::portable, InstructionSet::avx2, InstructionSet::avx512,
-                                       InstructionSet::avx512bf16};
+constexpr InstructionSet kAllSets[] = {
+    InstructionSet::portable,
+#ifdef REGARD_EMULATION
+    InstructionSet::emulated,
+#endif
+    InstructionSet::avx2,
+    InstructionSet::avx512,
+    InstructionSet::avx512bf16,
+};
 
 #ifdef REGARD_X86
 
@@ -103,6 +110,7 @@ InstructionSet choose() {
 
 const char* name_of(InstructionSet set) {
     switch (set) {
+        case InstructionSet::emulated: return "emulated";
         case InstructionSet::avx2: return "avx2";
         case InstructionSet::avx512: return "avx512";
         case InstructionSet::avx512bf16: return "avx512bf16";

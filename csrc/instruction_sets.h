@@ -8,6 +8,7 @@ namespace regard {
 // Ordered: each set contains all sets before it.
 enum class InstructionSet {
     portable,    // plain C++, on every machine
+    emulated,    // the code of avx512bf16 on AVX2, for tests; only in builds with REGARD_EMULATION
     avx2,        // AVX2, FMA and F16C
     avx512,      // and AVX-512 F, BW, DQ, VL
     avx512bf16,  // and AVX-512 BF16

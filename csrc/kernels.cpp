@@ -1,4 +1,4 @@
-// Selects the table of kernels for an instruction set. avx512bf16 has no kernels of its own and uses those of avx512.
+// Selects the table of kernels for an instruction set.
 #include "kernels.h"
 
 namespace regard {
@@ -7,14 +7,24 @@ extern const Kernels kernels_portable;
 #ifdef REGARD_X86_KERNELS
 extern const Kernels kernels_avx2;
 extern const Kernels kernels_avx512;
+extern const Kernels kernels_avx512bf16;
+#endif
+#ifdef REGARD_EMULATION
+extern const Kernels kernels_emulated;
 #endif
 
-const Kernels& kernels_for([[maybe_unused]] InstructionSet set) {
+const Kernels& kernels_for(InstructionSet set) {
+    switch (set) {
 #ifdef REGARD_X86_KERNELS
-    if (set >= InstructionSet::avx512) return kernels_avx512;
-    if (set == InstructionSet::avx2) return kernels_avx2;
+        case InstructionSet::avx512bf16: return kernels_avx512bf16;
+        case InstructionSet::avx512: return kernels_avx512;
+        case InstructionSet::avx2: return kernels_avx2;
 #endif
-    return kernels_portable;
+#ifdef REGARD_EMULATION
+        case InstructionSet::emulated: return kernels_emulated;
+#endif
+        default: return kernels_portable;
+    }
 }
 
 }  // namespace regard

@@ -2,6 +2,7 @@
 // matrices are far larger than x, so memory bandwidth decides: they are read once, in their own dtype, in memory order.
 #pragma once
 
+#include "array.h"
 #include "decode_call.h"
 #include "few_rows.h"
 #include "threads.h"
@@ -33,35 +34,38 @@ inline void linear_as(const LinearCall& call, const float* x) {
     // About 128 KB of weights per task: enough tasks for several threads, and long sequential reads in each.
     const int64_t outputs_per_task =
         std::max<int64_t>(1, (128 << 10) / std::max<int64_t>(1, call.inputs * bytes));
-    struct Task {
-        const LinearWeights* matrix;
-        int64_t first;   // outputs first … end − 1 of the matrix
-        int64_t end;
-        int64_t column;  // the column of y at which the outputs of the matrix start
-    };
-    std::vector<Task> tasks;
     int64_t columns = 0;
-    for (const LinearWeights& matrix : call.matrices) {
-        for (int64_t o = 0; o < matrix.outputs; o += outputs_per_task)
-            tasks.push_back({&matrix, o, std::min(matrix.outputs, o + outputs_per_task), columns});
-        columns += matrix.outputs;
+    int64_t tasks = 0;
+    for (int64_t k = 0; k < call.matrix_count; k++) {
+        columns += call.matrices[k].outputs;
+        tasks += (call.matrices[k].outputs + outputs_per_task - 1) / outputs_per_task;
     }
-    run_tasks<int>(tasks.size(), call.threads, [] { return 0; }, [&](int64_t t, int&) {
-        const Task& task = tasks[t];
-        const auto* bias = static_cast<const char*>(task.matrix->bias);
-        for (int64_t o = task.first; o < task.end; o++) {
-            const char* row = static_cast<const char*>(task.matrix->weight) + o * task.matrix->weight_stride * bytes;
+    const int threads = limit_threads(call.threads, 1.0 * call.rows * call.inputs * columns);
+    run_tasks<int>(tasks, threads, [] { return 0; }, [&](int64_t task, int&) {
+        // The tasks of all matrices are numbered in one sequence: find the matrix of this one.
+        const LinearWeights* matrix = call.matrices;
+        int64_t first = task * outputs_per_task;
+        int64_t column = 0;  // the column of y at which the outputs of the matrix start
+        while (first >= matrix->outputs) {
+            first -= (matrix->outputs + outputs_per_task - 1) / outputs_per_task * outputs_per_task;
+            column += matrix->outputs;
+            matrix++;
+        }
+        const int64_t end = std::min(matrix->outputs, first + outputs_per_task);
+        const auto* bias = static_cast<const char*>(matrix->bias);
+        for (int64_t o = first; o < end; o++) {
+            const char* row = static_cast<const char*>(matrix->weight) + o * matrix->weight_stride * bytes;
             for (int64_t i = 0; i < call.rows; i++) {
                 float y = weight_row_dot<dtype>(row, x + i * call.inputs, call.inputs);
                 if (bias) y += element_as_float32<dtype>(bias, o);
-                from_float32(&y, static_cast<char*>(call.y) + (i * columns + task.column + o) * bytes, dtype, 1);
+                from_float32(&y, static_cast<char*>(call.y) + (i * columns + column + o) * bytes, dtype, 1);
             }
         }
     });
 }
 
 inline void linear(const LinearCall& call) {
-    std::vector<float> x(call.rows * call.inputs);
+    Array<float> x(call.rows * call.inputs);
     for (int64_t i = 0; i < call.rows; i++) {
         const char* row = static_cast<const char*>(call.x) + i * call.x_stride * bytes_per_element(call.dtype);
         to_float32(row, call.dtype, x.data() + i * call.inputs, call.inputs);
@@ -108,14 +112,14 @@ inline void norm_row(const NormCall& call, const float* weight, const float* bia
 
 inline void norm(const NormCall& call) {
     const int64_t bytes = bytes_per_element(call.dtype);
-    std::vector<float> weight(call.width);
-    std::vector<float> bias(call.norm.bias ? call.width : 0);
+    Array<float> weight(call.width);
+    Array<float> bias(call.norm.bias ? call.width : 0);
     to_float32(call.norm.weight, call.dtype, weight.data(), call.width);
     if (call.norm.bias) to_float32(call.norm.bias, call.dtype, bias.data(), call.width);
     const int64_t rows_per_task = std::max<int64_t>(1, (64 << 10) / std::max<int64_t>(1, call.width));
-    run_tasks<std::vector<float>>(
-        (call.rows + rows_per_task - 1) / rows_per_task, call.threads, [&] { return std::vector<float>(call.width); },
-        [&](int64_t task, std::vector<float>& buffer) {
+    run_tasks<Array<float>>(
+        (call.rows + rows_per_task - 1) / rows_per_task, call.threads, [&] { return Array<float>(call.width); },
+        [&](int64_t task, Array<float>& buffer) {
             float* x = buffer.data();
             const int64_t end = std::min(call.rows, (task + 1) * rows_per_task);
             for (int64_t i = task * rows_per_task; i < end; i++) {
@@ -130,8 +134,8 @@ inline void norm(const NormCall& call) {
 inline void rope(const RopeCall& call) {
     const int64_t bytes = bytes_per_element(call.dtype);
     const int64_t half = call.width / 2;
-    std::vector<float> x(call.width);
-    std::vector<float> y(call.width);
+    Array<float> x(call.width);
+    Array<float> y(call.width);
     for (int64_t b = 0; b < call.B; b++)
         for (int64_t h = 0; h < call.H; h++)
             for (int64_t i = 0; i < call.N; i++) {

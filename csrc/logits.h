@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "few_rows.h"
-#include "matmul_blocks.h"
+#include "bf16_pairs.h"
 
 namespace regard {
 namespace REGARD_ISA_NAMESPACE {
@@ -14,8 +13,9 @@ namespace REGARD_ISA_NAMESPACE {
 constexpr float kLowest = -3.402823466e38f;  // the initial running maximum: finite, so that −inf − max is not NaN
 constexpr float kHidden = -std::numeric_limits<float>::infinity();  // the logit of a key that a query may not see
 
-constexpr int64_t KEY_BLOCK = 64;                        // keys in a block
-constexpr int PANELS_PER_TILE = PW >= 64 ? 1 : 64 / PW;  // panels that share a block of keys while it is in cache
+constexpr int64_t KEY_BLOCK = 64;   // keys in a block
+constexpr int64_t KEY_GROUP = 16;   // keys that are skipped together if no row of a vector sees them
+constexpr int PANELS_PER_TILE = 4;  // panels that share a block of keys while it is in cache
 
 // Which rows a panel of queries holds, and which keys each lane may see according to lo and hi. Masks and biases may
 // hide more keys.
@@ -30,6 +30,10 @@ struct Panel {
     // A lane sees the keys lo ≤ j < hi.
     alignas(64) int32_t lo[PW];
     alignas(64) int32_t hi[PW];
+    // The vectors in use, and for each of them the keys that some of its lanes see.
+    int vectors = NR;
+    int64_t first_key_of_vector[NR];
+    int64_t end_key_of_vector[NR];
 };
 
 inline void init_panel(const AttentionCall& call, int64_t b, int64_t first_row, Panel& panel) {
@@ -59,6 +63,67 @@ inline void init_panel(const AttentionCall& call, int64_t b, int64_t first_row, 
     if (panel.first_key >= panel.end_key) {
         panel.first_key = 0;
         panel.end_key = 0;
+    }
+    panel.vectors = static_cast<int>((panel.count + W - 1) / W);
+    for (int v = 0; v < panel.vectors; v++) {
+        panel.first_key_of_vector[v] = call.M;
+        panel.end_key_of_vector[v] = 0;
+        for (int lane = v * W; lane < (v + 1) * W; lane++) {
+            if (panel.lo[lane] >= panel.hi[lane]) continue;
+            panel.first_key_of_vector[v] = std::min<int64_t>(panel.first_key_of_vector[v], panel.lo[lane]);
+            panel.end_key_of_vector[v] = std::max<int64_t>(panel.end_key_of_vector[v], panel.hi[lane]);
+        }
+    }
+}
+
+// The parts of a block that some row sees: keys first_key … first_key + keys − 1 of the block, for `vectors` vectors of
+// the panel from first_vector on. Products outside of these parts need not be computed.
+struct VisiblePart {
+    int64_t first_key;
+    int64_t keys;
+    int first_vector;
+    int vectors;
+
+    int lane() const { return first_vector * W; }
+    int64_t offset() const { return first_key * PW + lane(); }  // in a block [keys, PW]
+};
+
+struct VisibleParts {
+    VisiblePart parts[KEY_BLOCK / KEY_GROUP];
+    int size = 0;
+
+    const VisiblePart* begin() const { return parts; }
+    const VisiblePart* end() const { return parts + size; }
+    bool is_whole(int64_t count) const { return size == 1 && parts[0].keys == count && parts[0].vectors == NR; }
+};
+
+// The visible parts of the keys j … j + count − 1.
+inline void find_visible_parts(const Panel& panel, int64_t j, int64_t count, VisibleParts& visible) {
+    visible.size = 0;
+    if (j >= panel.all_see_from && j + count <= panel.all_see_to) {
+        visible.parts[visible.size++] = {0, count, 0, panel.vectors};
+        return;
+    }
+    for (int64_t key = 0; key < count; key += KEY_GROUP) {
+        const int64_t keys = std::min(KEY_GROUP, count - key);
+        const auto sees = [&](int v) {
+            return panel.first_key_of_vector[v] < j + key + keys && panel.end_key_of_vector[v] > j + key;
+        };
+        int first = 0;
+        int end = panel.vectors;
+        while (first < end && !sees(first)) first++;
+        while (end > first && !sees(end - 1)) end--;
+        if (first == end) continue;
+
+        // A group that continues the last part is added to it, because larger blocks are faster.
+        if (visible.size > 0) {
+            VisiblePart& last = visible.parts[visible.size - 1];
+            if (last.first_key + last.keys == key && last.first_vector == first && last.vectors == end - first) {
+                last.keys += keys;
+                continue;
+            }
+        }
+        visible.parts[visible.size++] = {key, keys, first, end - first};
     }
 }
 
@@ -116,23 +181,79 @@ inline void init_head(const AttentionCall& call, HeadContext& head, float* toepl
     head.toeplitz = toeplitz;
 }
 
+// The dense bias and the dense mask of one head, as one bias.
+struct DenseBias {
+    const float* bias;
+    const uint8_t* mask;
+    const TensorView& bias_view;
+    const TensorView& mask_view;
+
+    DenseBias(const AttentionCall& call, const HeadContext& head)
+        : bias(static_cast<const float*>(call.bias.data)),
+          mask(static_cast<const uint8_t*>(call.mask.data)),
+          bias_view(call.bias),
+          mask_view(call.mask) {
+        if (bias) bias += head.b * bias_view.batch_stride + head.h * bias_view.head_stride;
+        if (mask) mask += head.b * mask_view.batch_stride + head.h * mask_view.head_stride;
+    }
+
+    bool same_for_all_rows() const {
+        return (!bias || bias_view.row_stride == 0) && (!mask || mask_view.row_stride == 0);
+    }
+    bool has_contiguous_rows() const {
+        return (!bias || bias_view.column_stride == 1) && (!mask || mask_view.column_stride == 1);
+    }
+
+    // The bias of query i and key j: −inf if the mask hides the key.
+    float at(int64_t i, int64_t j) const {
+        if (mask && !mask[i * mask_view.row_stride + j * mask_view.column_stride]) return kHidden;
+        return bias ? bias[i * bias_view.row_stride + j * bias_view.column_stride] : 0.0f;
+    }
+
+    // The biases of query i and the keys j … j + W − 1, for contiguous rows.
+    Floats keys_from(int64_t i, int64_t j) const {
+        Floats values = Floats{};
+        if (bias) values = load(bias + i * bias_view.row_stride + j);
+        if (!mask) return values;
+        const Ints hidden = load_bytes(mask + i * mask_view.row_stride + j) == Ints{};
+        return select(hidden, broadcast(kHidden), values);
+    }
+};
+
+// dense[key][lane] = the dense bias of keys j … j + count − 1. Blocks of W × W elements are read along the rows of the
+// bias and transposed, because a lane is a row.
+inline void read_dense_bias(const DenseBias& from, const Panel& panel, int64_t j, int64_t count, float* dense) {
+    if (from.same_for_all_rows()) {
+        for (int64_t key = 0; key < count; key++) {
+            const Floats value = broadcast(from.at(0, j + key));
+            for (int v = 0; v < NR; v++) store(dense + key * PW + v * W, value);
+        }
+        return;
+    }
+    const int64_t last = panel.count - 1;  // lanes beyond the last row repeat it
+    for (int c = 0; c < PW; c += W) {
+        int64_t key = 0;
+        if (from.has_contiguous_rows())
+            for (; key + W <= count; key += W) {
+                Floats block[W];
+#pragma GCC unroll 16
+                for (int r = 0; r < W; r++)
+                    block[r] = from.keys_from(panel.first_row + std::min<int64_t>(c + r, last), j + key);
+                transpose(block);
+#pragma GCC unroll 16
+                for (int r = 0; r < W; r++) store(dense + (key + r) * PW + c, block[r]);
+            }
+        for (; key < count; key++)
+            for (int r = 0; r < W; r++)
+                dense[key * PW + c + r] = from.at(panel.first_row + std::min<int64_t>(c + r, last), j + key);
+    }
+}
+
 // For keys j … j + count − 1: dense[key][lane] is the dense bias plus the terms that are not Toeplitz, or −inf if the
 // mask hides the key.
 inline void fill_dense_bias(const AttentionCall& call, const HeadContext& head, const Panel& panel, int64_t j,
                             int64_t count, float* dense) {
-    const auto* bias = static_cast<const float*>(call.bias.data);
-    const auto* mask = static_cast<const uint8_t*>(call.mask.data);
-    if (bias) bias += head.b * call.bias.batch_stride + head.h * call.bias.head_stride;
-    if (mask) mask += head.b * call.mask.batch_stride + head.h * call.mask.head_stride;
-    for (int lane = 0; lane < PW; lane++) {
-        const int64_t i = panel.first_row + std::min<int64_t>(lane, panel.count - 1);
-        for (int64_t key = 0; key < count; key++) {
-            float value = 0.0f;
-            if (bias) value = bias[i * call.bias.row_stride + (j + key) * call.bias.column_stride];
-            if (mask && !mask[i * call.mask.row_stride + (j + key) * call.mask.column_stride]) value = kHidden;
-            dense[key * PW + lane] = value;
-        }
-    }
+    read_dense_bias(DenseBias(call, head), panel, j, count, dense);
     for (const RelativeTerm& term : call.terms) {
         if (term.is_toeplitz) continue;
         for (int lane = 0; lane < PW; lane++) {
@@ -150,22 +271,65 @@ inline void fill_dense_bias(const AttentionCall& call, const HeadContext& head, 
     }
 }
 
+// dot_products of matmul_blocks.h for the visible parts of a block of `count` keys (or values); the other parts are 0.
+REGARD_INLINE void visible_dot_products(const Rows& keys, const float* queries, float* scores, int64_t count,
+                                        int64_t width, const VisibleParts& visible) {
+    if (!visible.is_whole(count)) std::memset(scores, 0, sizeof(float) * count * PW);
+    for (const VisiblePart& part : visible)
+        with_vectors(part.vectors, [&](auto vectors) __attribute__((always_inline)) {
+            dot_products<vectors()>(keys.from(part.first_key).floats(), keys.stride, queries + part.lane(),
+                                    scores + part.offset(), part.keys, width);
+        });
+}
+
+// weighted_sum of matmul_blocks.h over the visible parts of a block: the weights of the other parts are 0.
+REGARD_INLINE void visible_weighted_sum(const Rows& values, const float* weights, float* outputs, int64_t width,
+                                        const VisibleParts& visible) {
+    for (const VisiblePart& part : visible)
+        with_vectors(part.vectors, [&](auto vectors) __attribute__((always_inline)) {
+            weighted_sum<vectors()>(values.from(part.first_key).floats(), values.stride, weights + part.offset(),
+                                    outputs + part.lane(), part.keys, width);
+        });
+}
+
 // The factor of the queries before the products are computed. Hard attention compares unscaled products.
 REGARD_INLINE float query_factor(const AttentionCall& call) {
     return call.hard_max ? 1.0f : static_cast<float>(call.scale);
 }
 
-// scores[key][lane] = keys[key] · queries[lane], for `count` keys. If few_rows is 0, `queries` is a packed panel and
-// the keys are float32. Otherwise `queries` holds few_rows unpacked rows, and the keys may have any dtype.
+// Whether the scores and outputs of a call are products of pairs of bfloat16 numbers (bf16_pairs.h). Queries, keys and
+// values then keep their dtype. All passes must agree on this, because the order of sums in a score depends on it.
+REGARD_INLINE bool uses_pairs(const AttentionCall& call) {
+    return HAS_PAIRS && call.dtype == Dtype::bfloat16 && !call.hard_max;
+}
+
+// scores[key][lane] = scale · keys[key] · queries[lane], for `count` keys. If few_rows is 0, `queries` is a packed panel,
+// and only the visible parts of the block are computed; the others are 0. Otherwise `queries` holds few_rows rows.
+// Queries are scaled already, except in pairs. Without pairs, the keys of a panel must be float32.
 // At scale 0 the products are 0, and q and k are not read: a NaN in them has no effect.
 REGARD_INLINE void products(const AttentionCall& call, const Rows& keys, const float* queries, int64_t few_rows,
-                            float* scores, int64_t count) {
-    if (call.scale == 0)
+                            float* scores, int64_t count, const VisibleParts& visible) {
+    const auto factor = static_cast<float>(call.scale);
+    if (call.scale == 0) {
         std::memset(scores, 0, sizeof(float) * count * PW);
-    else if (few_rows)
-        few_rows_dot(keys, queries, few_rows, scores, count, call.D);
-    else
-        dot_products(keys.floats(), keys.stride, queries, scores, count, call.D);
+        return;
+    }
+    if (few_rows) {
+        if (uses_pairs(call))
+            few_rows_pair_dot(keys.halves(), keys.stride, reinterpret_cast<const uint16_t*>(queries), few_rows, scores,
+                              count, call.D, factor);
+        else
+            few_rows_dot(keys, queries, few_rows, scores, count, call.D);
+        return;
+    }
+    if (!uses_pairs(call)) return visible_dot_products(keys, queries, scores, count, call.D, visible);
+    const auto* pairs = reinterpret_cast<const uint32_t*>(queries);
+    if (!visible.is_whole(count)) std::memset(scores, 0, sizeof(float) * count * PW);
+    for (const VisiblePart& part : visible)
+        with_vectors(part.vectors, [&](auto vectors) __attribute__((always_inline)) {
+            pair_dot_products<vectors()>(keys.from(part.first_key).halves(), keys.stride, pairs + part.lane(),
+                                         scores + part.offset(), part.keys, call.D, factor);
+        });
 }
 
 // score + bias. A bias of −inf hides the key whatever the score is. If the bias is not −inf and the sum is not finite,

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdlib>
-#include <memory>
 #include <new>
 
 #include "observables.h"
@@ -13,17 +12,32 @@ namespace REGARD_ISA_NAMESPACE {
 // Blocks of memory that are aligned to cache lines and freed together.
 class Scratch {
 public:
+    Scratch() = default;
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    ~Scratch() {
+        while (newest_) {
+            Piece* older = newest_->older;
+            std::free(newest_);
+            newest_ = older;
+        }
+    }
+
     float* allocate(int64_t floats) {
-        // aligned_alloc needs whole cache lines. One line is added, so that `floats` may be 0.
-        const int64_t bytes = (floats * 4 + 127) / 64 * 64;
-        auto* piece = static_cast<float*>(std::aligned_alloc(64, bytes));
-        if (!piece) throw std::bad_alloc();
-        pieces_.emplace_back(piece, std::free);
-        return piece;
+        const int64_t lines = (floats * 4 + CACHE_LINE - 1) / CACHE_LINE;
+        void* memory = std::aligned_alloc(CACHE_LINE, (lines + 1) * CACHE_LINE);
+        if (!memory) throw std::bad_alloc();
+        newest_ = new (memory) Piece{newest_};
+        return reinterpret_cast<float*>(static_cast<char*>(memory) + CACHE_LINE);
     }
 
 private:
-    std::vector<std::unique_ptr<float, void (*)(void*)>> pieces_;
+    static constexpr int64_t CACHE_LINE = 64;
+    // Takes the cache line before each piece of memory, so that the pieces need no list of their own.
+    struct Piece {
+        Piece* older;
+    };
+    Piece* newest_ = nullptr;
 };
 
 struct ForwardScratch : Scratch {
@@ -36,6 +50,8 @@ struct ForwardScratch : Scratch {
     float* values;
     float* rows;  // the rows of one panel as float32
     float* bins;  // bins of the pooled map, for all panels of a tile
+    uint32_t* weight_pairs;  // [KEY_BLOCK / 2, PW] and [KEY_BLOCK / 2, E], if the call uses pairs (bf16_pairs.h)
+    uint32_t* value_pairs;
     Floats nonfinite = Floats{};  // 0 while all numbers are finite; NaN in some lane after one that is not
 
     explicit ForwardScratch(const AttentionCall& call) {
@@ -49,6 +65,8 @@ struct ForwardScratch : Scratch {
         values = allocate(converts ? KEY_BLOCK * call.E : 1);
         rows = allocate(PW * std::max(call.D, call.E));
         bins = allocate(PANELS_PER_TILE * bin_floats(call) + 1);
+        weight_pairs = reinterpret_cast<uint32_t*>(allocate(uses_pairs(call) ? KEY_BLOCK / 2 * PW : 1));
+        value_pairs = reinterpret_cast<uint32_t*>(allocate(uses_pairs(call) ? KEY_BLOCK / 2 * call.E : 1));
         for (PreparedHead& prepared : heads_)
             prepared.toeplitz = allocate(call.terms.empty() ? 1 : call.N + call.M + 2 * PW);
     }

@@ -15,12 +15,12 @@ struct SecondPassScratch : ForwardScratch {
     const SecondPass& wanted;
     // Sums of the head `summed_head`, not yet added to the shared ones.
     int64_t summed_head = -1;
-    std::vector<int64_t> key_mass;
-    std::vector<int64_t> profile;
-    std::vector<int64_t> profile_rows;
+    Array<int64_t> key_mass;
+    Array<int64_t> profile;
+    Array<int64_t> profile_rows;
     // [PW, top_count]: the largest logits of each row, largest first, and their keys; −1 where a row has fewer keys.
-    std::vector<float> top_logits;
-    std::vector<int64_t> top_at;
+    Array<float> top_logits;
+    Array<int64_t> top_at;
     int64_t bin = 0;  // the bin of the last key that was added; 0 before the first one
 
     SecondPassScratch(const AttentionCall& call, const SecondPass& pass)
@@ -49,8 +49,8 @@ struct SecondPassScratch : ForwardScratch {
     }
 
 private:
-    void add_to_shared(std::vector<int64_t>& sums, int64_t* shared) const {
-        for (size_t t = 0; t < sums.size(); t++) {
+    void add_to_shared(Array<int64_t>& sums, int64_t* shared) const {
+        for (int64_t t = 0; t < sums.size(); t++) {
             if (sums[t] == 0) continue;
             __atomic_fetch_add(shared + summed_head * sums.size() + t, sums[t], __ATOMIC_RELAXED);
             sums[t] = 0;
@@ -134,7 +134,9 @@ inline void second_pass_block(const AttentionCall& call, int64_t j, int64_t coun
     const SecondPass& wanted = scratch.wanted;
     const Panel& panel = state.panel;
     float* s = scratch.scores;
-    const float* hidden = block_logits(call, j, count, keys, scratch, state);
+    VisibleParts parts;
+    find_visible_parts(panel, j, count, parts);
+    const float* hidden = block_logits(call, j, count, keys, parts, scratch, state);
     if (wanted.top_count) update_top(panel, j, count, s, hidden, scratch);
     if (!wanted.key_mass && !wanted.profile && !wanted.bin_count) return;
 
@@ -187,8 +189,7 @@ inline void second_pass_panel(const AttentionCall& call, SecondPassScratch& scra
     }
     for (int64_t j = first; j < end; j += KEY_BLOCK) {
         const int64_t count = std::min(KEY_BLOCK, end - j);
-        const Rows keys =
-            float_rows_of(call.k, call.dtype, state.head.b, state.head.g, j, count, call.D, scratch.keys);
+        const Rows keys = score_keys(call, state.head, j, count, scratch.keys);
         second_pass_block(call, j, count, keys, scratch, state);
     }
 
@@ -208,7 +209,7 @@ void second_pass(const AttentionCall& call, const SecondPass& wanted) {
     if (call.hard_max) fill_hard_max(call);
     const int64_t panels = panels_per_head(call);
     run_tasks<SecondPassScratch>(
-        call.B * call.H * panels, call.threads, [&] { return SecondPassScratch(call, wanted); },
+        call.B * call.H * panels, threads_for(call, 0.5), [&] { return SecondPassScratch(call, wanted); },
         [&](int64_t task, SecondPassScratch& scratch) {
             PanelState state;
             const HeadContext& head = scratch.prepare_head(call, task / panels);

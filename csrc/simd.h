@@ -10,22 +10,36 @@
 #include <immintrin.h>
 #endif
 
+// The intrinsics that a build uses. The emulation of AVX-512 has its tiles and its order of sums, but is compiled for
+// AVX2: the compiler splits each vector in two. It is slow, and runs the code of AVX-512 on machines without it.
+#if defined(REGARD_EMULATE_AVX512BF16)
+#define REGARD_WIDE_VECTORS 1
+#elif defined(__AVX512F__)
+#define REGARD_WIDE_VECTORS 1
+#define REGARD_USE_AVX512 1
+#elif defined(__AVX2__)
+#define REGARD_USE_AVX2 1
+#endif
+
 namespace regard {
 namespace REGARD_ISA_NAMESPACE {
 
 // A vector has W floats, called lanes. NR vectors form a panel with one query per lane: a panel has PW = NR·W queries.
-// MR keys (or features) are computed at once, so that MR·NR sums and NR operands fill the registers.
-#if defined(__AVX512F__)
+// MR keys (or features) are computed at once, so that MR·NR sums and NR operands fill the registers: 32 on AVX-512, 16
+// elsewhere. Narrow panels waste fewer lanes if there are few queries, and fewer products at the edge of a mask.
+#if defined(REGARD_WIDE_VECTORS)
 constexpr int W = 16;
-constexpr int NR = 4;
-#elif defined(__AVX2__)
+constexpr int NR = 2;
+constexpr int MR = 12;
+#elif defined(REGARD_USE_AVX2)
 constexpr int W = 8;
 constexpr int NR = 2;
+constexpr int MR = 6;
 #else
 constexpr int W = 4;
 constexpr int NR = 2;
-#endif
 constexpr int MR = 6;
+#endif
 constexpr int PW = NR * W;
 
 typedef float Floats __attribute__((vector_size(W * 4)));
@@ -40,6 +54,15 @@ typedef int32_t UnalignedInts __attribute__((vector_size(W * 4), aligned(4), may
 
 REGARD_INLINE Floats load(const float* p) { return *reinterpret_cast<const UnalignedFloats*>(p); }
 REGARD_INLINE void store(float* p, Floats x) { *reinterpret_cast<UnalignedFloats*>(p) = x; }
+typedef uint8_t Bytes __attribute__((vector_size(W)));
+
+// W bytes as integers.
+REGARD_INLINE Ints load_bytes(const uint8_t* p) {
+    Bytes bytes;
+    std::memcpy(&bytes, p, W);
+    return __builtin_convertvector(bytes, Ints);
+}
+
 REGARD_INLINE Ints load(const int32_t* p) { return *reinterpret_cast<const UnalignedInts*>(p); }
 
 // x in every lane. The compiler removes a subtraction of 0, because x − 0 is always x. It cannot remove an addition of
@@ -50,9 +73,9 @@ REGARD_INLINE Floats select(Ints condition, Floats a, Floats b) { return conditi
 
 // a where a > b, else b, like the instruction of the hardware: a NaN in a is dropped, and a NaN in b stays.
 REGARD_INLINE Floats max(Floats a, Floats b) {
-#if defined(__AVX512F__)
+#if defined(REGARD_USE_AVX512)
     return _mm512_max_ps(a, b);
-#elif defined(__AVX2__)
+#elif defined(REGARD_USE_AVX2)
     return _mm256_max_ps(a, b);
 #else
     return a > b ? a : b;
@@ -60,14 +83,19 @@ REGARD_INLINE Floats max(Floats a, Floats b) {
 }
 
 REGARD_INLINE bool any(Ints condition) {
-#if defined(__AVX512F__)
+#if defined(REGARD_USE_AVX512)
     return _mm512_movepi32_mask(reinterpret_cast<__m512i>(condition)) != 0;
-#elif defined(__AVX2__)
+#elif defined(REGARD_USE_AVX2)
     return _mm256_movemask_ps(reinterpret_cast<__m256>(condition)) != 0;
 #else
-    return (condition[0] | condition[1] | condition[2] | condition[3]) != 0;
+    int32_t all = 0;
+    for (int lane = 0; lane < W; lane++) all |= condition[lane];
+    return all != 0;
 #endif
 }
+
+// a·b + c, with one rounding if the instruction set has fused multiply–adds: compilers then fuse the two operations.
+REGARD_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
 
 REGARD_INLINE Ints is_nan(Floats x) { return x != x; }
 
@@ -93,14 +121,16 @@ REGARD_INLINE Floats exp(Floats x) { return exp_clamped(clamp_for_exp(x)); }
 
 // The sum of all lanes.
 REGARD_INLINE float sum(Floats x) {
-#if defined(__AVX512F__)
+#if defined(REGARD_USE_AVX512)
     return _mm512_reduce_add_ps(x);
-#elif defined(__AVX2__)
+#elif defined(REGARD_USE_AVX2)
     __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     y = _mm_add_ps(y, _mm_movehl_ps(y, y));
     return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
 #else
-    return (x[0] + x[2]) + (x[1] + x[3]);
+    for (int half = W / 2; half > 0; half /= 2)
+        for (int lane = 0; lane < half; lane++) x[lane] += x[lane + half];
+    return x[0];
 #endif
 }
 

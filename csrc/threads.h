@@ -11,6 +11,16 @@ namespace regard {
 // this process as the parent.
 bool may_use_threads();
 
+// The number of threads for a call of `work` multiply–adds. Each thread gets at least MIN_WORK_PER_THREAD: waking a
+// thread takes longer than a small call, above all on a busy machine.
+constexpr double MIN_WORK_PER_THREAD = 1 << 19;
+
+inline int limit_threads(int threads, double work) {
+    const double useful = work / MIN_WORK_PER_THREAD;
+    if (useful >= threads) return threads;
+    return useful < 2 ? 1 : static_cast<int>(useful);
+}
+
 // Runs work(task, state) for tasks 0 … count − 1. Each thread creates one State, and takes tasks in ascending order. An
 // exception (a State that does not fit into memory) ends all threads and is thrown to the caller: one that leaves a
 // parallel region would end the process.
