@@ -23,6 +23,10 @@ CASES = {
     "the same, backward": 1,
     "decoding, 8 heads, 2,048 keys": 4,
     "a tile of exact weights": 1,
+    "dense, 4 heads of 256 × 256": 1,
+    "with a dense bias": 1,
+    "with a bool mask": 1,
+    "24 heads of 16 × 16": 4,
 }  # how many calls are timed at once
 
 
@@ -38,6 +42,9 @@ def calls() -> dict[str, Callable[[], object]]:
     learned = torch.randn(1, 4, 256, 64, requires_grad=True)
     query = torch.randn(1, 8, 1, 64)
     cache = torch.randn(1, 8, 2048, 64)
+    bias = torch.randn(1, 4, 256, 256)
+    mask = torch.rand(1, 4, 256, 256) > 0.5
+    short = torch.randn(1, 24, 16, 64)
     everything = Observe(map=64, top=8, key_mass=True, profile=16)
     saved = attention(x, x, x, mask=Causal(), observe=Observe(keep=True))[1]
     functions: list[Callable[[], object]] = [
@@ -47,6 +54,10 @@ def calls() -> dict[str, Callable[[], object]]:
         lambda: attention(learned, learned, learned, mask=Causal()).sum().backward(),
         lambda: attention(query, cache, cache),
         lambda: saved.tile(0, size=64),
+        lambda: attention(x, x, x),
+        lambda: attention(x, x, x, bias=bias),
+        lambda: attention(x, x, x, mask=mask),
+        lambda: attention(short, short, short),
     ]
     return dict(zip(CASES, functions, strict=True))
 

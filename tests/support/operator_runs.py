@@ -53,7 +53,14 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e
 
 def run_float32_case(case: Case, dtype: torch.dtype, call: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
     """Output and gradients of ``call`` in ``dtype``, on inputs that were rounded to float32."""
-    leaves = [x.detach().float().to(dtype).requires_grad_() for x in (case.q, case.k, case.v)]
+    return run_rounded_case(case, torch.float32, dtype, call)
+
+
+def run_rounded_case(
+    case: Case, rounded: torch.dtype, dtype: torch.dtype, call: Callable[..., torch.Tensor]
+) -> list[torch.Tensor]:
+    """Output and gradients of ``call`` in ``dtype``, on inputs that were rounded to the dtype ``rounded``."""
+    leaves = [x.detach().to(rounded).to(dtype).requires_grad_() for x in (case.q, case.k, case.v)]
     options, learned = with_gradients(case)
     out = call(*leaves, **options)
     return [out, *gradients(out, leaves + learned)]

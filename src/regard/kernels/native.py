@@ -71,7 +71,8 @@ def instruction_sets() -> tuple[str, ...]:
     """Names of the instruction sets this machine can run, weakest first, best last; empty without the compiled module.
 
     Each set contains the sets before it: `portable` (plain C++, everywhere), `avx2` (with FMA and F16C), `avx512`
-    (F, BW, DQ and VL), `avx512bf16`. A set is listed only if the operating system saves its registers too.
+    (F, BW, DQ and VL), `avx512bf16`. A set is listed only if the operating system saves its registers too. Builds for
+    tests also have `emulated`, which is listed before `avx2`: the code of `avx512bf16`, compiled for AVX2.
     """
     if _module is None:
         return ()
