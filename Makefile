@@ -1,6 +1,6 @@
 # All commands of this project. Each target runs the script of the same name in scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help lab notebook setup check test test-full sanitize fuzz fuzz-files bench bundle docs dist format clean
+.PHONY: help lab notebook setup check test test-full test-native test-arm sanitize fuzz fuzz-files bench bundle docs dist format clean
 
 # The environment is installed again only if one of these files has changed.
 INSTALLED := .venv/.installed
@@ -33,6 +33,12 @@ test: check ## check, then run all tests except the long ones, with coverage
 
 test-full: check ## check, then run all tests, with long sweeps and real builds
 	scripts/test
+
+test-native: ## compare the kernels with plain loops, without Python
+	scripts/test-native
+
+test-arm: ## the same for 64-bit ARM, with a cross compiler and qemu
+	scripts/test-native arm
 
 sanitize: setup ## run the kernel tests with AddressSanitizer and UBSan
 	scripts/sanitize

@@ -184,7 +184,7 @@ REGARD_INLINE void backward_block(const AttentionCall& call, const Gradients& gr
     if (call.softcap > 0)
         for (int64_t t = 0; t < count * NR; t++)
             store(s + t * W, load(s + t * W) * load(scratch.softcap_slope + t * W));
-    visible_weighted_sum(keys, s, scratch.dq, call.D, visible);
+    visible_weighted_sum(keys, s, scratch.dq, count, call.D, visible);
     add_visible_outer_products(s, state.queries, state.panel, dk, call.D, visible);
 }
 

@@ -18,9 +18,14 @@ constexpr InstructionSet kAllSets[] = {
 #ifdef REGARD_EMULATION
     InstructionSet::emulated,
 #endif
+#ifdef REGARD_X86_KERNELS
     InstructionSet::avx2,
     InstructionSet::avx512,
     InstructionSet::avx512bf16,
+#endif
+#ifdef REGARD_ARM_KERNELS
+    InstructionSet::neon,
+#endif
 };
 
 #ifdef REGARD_X86
@@ -78,6 +83,10 @@ InstructionSet detect_best() {
     return has_bits(leaf7_1, kAvx512Bf16) ? InstructionSet::avx512bf16 : InstructionSet::avx512;
 }
 
+#elif defined(REGARD_ARM_KERNELS)
+
+InstructionSet detect_best() { return InstructionSet::neon; }
+
 #else
 
 InstructionSet detect_best() { return InstructionSet::portable; }
@@ -114,6 +123,7 @@ const char* name_of(InstructionSet set) {
         case InstructionSet::avx2: return "avx2";
         case InstructionSet::avx512: return "avx512";
         case InstructionSet::avx512bf16: return "avx512bf16";
+        case InstructionSet::neon: return "neon";
         default: return "portable";
     }
 }

@@ -5,13 +5,14 @@
 
 namespace regard {
 
-// Ordered: each set contains all sets before it.
+// Ordered: each set of a family of processors contains all sets before it.
 enum class InstructionSet {
     portable,    // plain C++, on every machine
     emulated,    // the code of avx512bf16 on AVX2, for tests; only in builds with REGARD_EMULATION
     avx2,        // AVX2, FMA and F16C
     avx512,      // and AVX-512 F, BW, DQ, VL
     avx512bf16,  // and AVX-512 BF16
+    neon,        // NEON, which every 64-bit ARM processor has
 };
 
 // The name that Python and REGARD_ISA use.

@@ -9,6 +9,9 @@ extern const Kernels kernels_avx2;
 extern const Kernels kernels_avx512;
 extern const Kernels kernels_avx512bf16;
 #endif
+#ifdef REGARD_ARM_KERNELS
+extern const Kernels kernels_neon;
+#endif
 #ifdef REGARD_EMULATION
 extern const Kernels kernels_emulated;
 #endif
@@ -19,6 +22,9 @@ const Kernels& kernels_for(InstructionSet set) {
         case InstructionSet::avx512bf16: return kernels_avx512bf16;
         case InstructionSet::avx512: return kernels_avx512;
         case InstructionSet::avx2: return kernels_avx2;
+#endif
+#ifdef REGARD_ARM_KERNELS
+        case InstructionSet::neon: return kernels_neon;
 #endif
 #ifdef REGARD_EMULATION
         case InstructionSet::emulated: return kernels_emulated;

@@ -1,131 +1,17 @@
 // Turns products q·k into logits (softcap, biases, masks) for one block [keys, PW]: some keys and one panel of queries.
-// Also has dropout. Panels, lanes and PW are defined in simd.h.
+// Panels, lanes and PW are defined in simd.h.
 #pragma once
 
-#include <algorithm>
 #include <limits>
 
 #include "bf16_pairs.h"
+#include "query_panel.h"
 
 namespace regard {
 namespace REGARD_ISA_NAMESPACE {
 
 constexpr float kLowest = -3.402823466e38f;  // the initial running maximum: finite, so that −inf − max is not NaN
 constexpr float kHidden = -std::numeric_limits<float>::infinity();  // the logit of a key that a query may not see
-
-constexpr int64_t KEY_BLOCK = 64;   // keys in a block
-constexpr int64_t KEY_GROUP = 16;   // keys that are skipped together if no row of a vector sees them
-constexpr int PANELS_PER_TILE = 4;  // panels that share a block of keys while it is in cache
-
-// Which rows a panel of queries holds, and which keys each lane may see according to lo and hi. Masks and biases may
-// hide more keys.
-struct Panel {
-    int64_t first_row = 0;
-    int64_t count = 0;  // number of rows in use
-    // No lane sees a key outside first_key ≤ j < end_key. Every lane sees all keys all_see_from ≤ j < all_see_to.
-    int64_t first_key = 0;
-    int64_t end_key = 0;
-    int64_t all_see_from = 0;
-    int64_t all_see_to = 0;
-    // A lane sees the keys lo ≤ j < hi.
-    alignas(64) int32_t lo[PW];
-    alignas(64) int32_t hi[PW];
-    // The vectors in use, and for each of them the keys that some of its lanes see.
-    int vectors = NR;
-    int64_t first_key_of_vector[NR];
-    int64_t end_key_of_vector[NR];
-};
-
-inline void init_panel(const AttentionCall& call, int64_t b, int64_t first_row, Panel& panel) {
-    panel.first_row = first_row;
-    panel.count = std::min<int64_t>(PW, call.N - first_row);
-    panel.first_key = call.M;
-    panel.end_key = 0;
-    panel.all_see_from = 0;
-    panel.all_see_to = call.M;
-    for (int lane = 0; lane < PW; lane++) {
-        // Lanes beyond the last row repeat it, so that they change no bound.
-        const int64_t row = first_row + std::min<int64_t>(lane, panel.count - 1);
-        int64_t lo = 0;
-        int64_t hi = call.M;
-        // Clamped, so that a wrong value in lo or hi cannot lead to a key that does not exist.
-        if (call.lo) lo = std::clamp<int64_t>(call.lo[b * call.lo_batch_stride + row], 0, call.M);
-        if (call.hi) hi = std::clamp<int64_t>(call.hi[b * call.hi_batch_stride + row], 0, call.M);
-        panel.lo[lane] = static_cast<int32_t>(lo);
-        panel.hi[lane] = static_cast<int32_t>(hi);
-        if (lo < hi) {
-            panel.first_key = std::min(panel.first_key, lo);
-            panel.end_key = std::max(panel.end_key, hi);
-        }
-        panel.all_see_from = std::max(panel.all_see_from, lo);
-        panel.all_see_to = std::min(panel.all_see_to, hi);
-    }
-    if (panel.first_key >= panel.end_key) {
-        panel.first_key = 0;
-        panel.end_key = 0;
-    }
-    panel.vectors = static_cast<int>((panel.count + W - 1) / W);
-    for (int v = 0; v < panel.vectors; v++) {
-        panel.first_key_of_vector[v] = call.M;
-        panel.end_key_of_vector[v] = 0;
-        for (int lane = v * W; lane < (v + 1) * W; lane++) {
-            if (panel.lo[lane] >= panel.hi[lane]) continue;
-            panel.first_key_of_vector[v] = std::min<int64_t>(panel.first_key_of_vector[v], panel.lo[lane]);
-            panel.end_key_of_vector[v] = std::max<int64_t>(panel.end_key_of_vector[v], panel.hi[lane]);
-        }
-    }
-}
-
-// The parts of a block that some row sees: keys first_key … first_key + keys − 1 of the block, for `vectors` vectors of
-// the panel from first_vector on. Products outside of these parts need not be computed.
-struct VisiblePart {
-    int64_t first_key;
-    int64_t keys;
-    int first_vector;
-    int vectors;
-
-    int lane() const { return first_vector * W; }
-    int64_t offset() const { return first_key * PW + lane(); }  // in a block [keys, PW]
-};
-
-struct VisibleParts {
-    VisiblePart parts[KEY_BLOCK / KEY_GROUP];
-    int size = 0;
-
-    const VisiblePart* begin() const { return parts; }
-    const VisiblePart* end() const { return parts + size; }
-    bool is_whole(int64_t count) const { return size == 1 && parts[0].keys == count && parts[0].vectors == NR; }
-};
-
-// The visible parts of the keys j … j + count − 1.
-inline void find_visible_parts(const Panel& panel, int64_t j, int64_t count, VisibleParts& visible) {
-    visible.size = 0;
-    if (j >= panel.all_see_from && j + count <= panel.all_see_to) {
-        visible.parts[visible.size++] = {0, count, 0, panel.vectors};
-        return;
-    }
-    for (int64_t key = 0; key < count; key += KEY_GROUP) {
-        const int64_t keys = std::min(KEY_GROUP, count - key);
-        const auto sees = [&](int v) {
-            return panel.first_key_of_vector[v] < j + key + keys && panel.end_key_of_vector[v] > j + key;
-        };
-        int first = 0;
-        int end = panel.vectors;
-        while (first < end && !sees(first)) first++;
-        while (end > first && !sees(end - 1)) end--;
-        if (first == end) continue;
-
-        // A group that continues the last part is added to it, because larger blocks are faster.
-        if (visible.size > 0) {
-            VisiblePart& last = visible.parts[visible.size - 1];
-            if (last.first_key + last.keys == key && last.first_vector == first && last.vectors == end - first) {
-                last.keys += keys;
-                continue;
-            }
-        }
-        visible.parts[visible.size++] = {key, keys, first, end - first};
-    }
-}
 
 // The values that all blocks of one head share.
 struct HeadContext {
@@ -271,27 +157,6 @@ inline void fill_dense_bias(const AttentionCall& call, const HeadContext& head, 
     }
 }
 
-// dot_products of matmul_blocks.h for the visible parts of a block of `count` keys (or values); the other parts are 0.
-REGARD_INLINE void visible_dot_products(const Rows& keys, const float* queries, float* scores, int64_t count,
-                                        int64_t width, const VisibleParts& visible) {
-    if (!visible.is_whole(count)) std::memset(scores, 0, sizeof(float) * count * PW);
-    for (const VisiblePart& part : visible)
-        with_vectors(part.vectors, [&](auto vectors) __attribute__((always_inline)) {
-            dot_products<vectors()>(keys.from(part.first_key).floats(), keys.stride, queries + part.lane(),
-                                    scores + part.offset(), part.keys, width);
-        });
-}
-
-// weighted_sum of matmul_blocks.h over the visible parts of a block: the weights of the other parts are 0.
-REGARD_INLINE void visible_weighted_sum(const Rows& values, const float* weights, float* outputs, int64_t width,
-                                        const VisibleParts& visible) {
-    for (const VisiblePart& part : visible)
-        with_vectors(part.vectors, [&](auto vectors) __attribute__((always_inline)) {
-            weighted_sum<vectors()>(values.from(part.first_key).floats(), values.stride, weights + part.offset(),
-                                    outputs + part.lane(), part.keys, width);
-        });
-}
-
 // The factor of the queries before the products are computed. Hard attention compares unscaled products.
 REGARD_INLINE float query_factor(const AttentionCall& call) {
     return call.hard_max ? 1.0f : static_cast<float>(call.scale);
@@ -423,43 +288,6 @@ REGARD_INLINE void update_hard_max(const AttentionCall& call, const HeadContext&
             const Floats visible = select(hidden, broadcast(kHidden), product);
             hard_max[v] = select(is_nan(visible), visible, max(visible, hard_max[v]));
         }
-}
-
-// The final mixing step of the hash function MurmurHash3, on 32-bit words. Dropout uses the hash that is defined in
-// regard/_lowered_scores.py, so that every backend drops the same weights.
-template <class T>
-REGARD_INLINE T mix_bits(T x) {
-    x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
-    x = (x ^ (x >> 13)) * 0xC2B2AE35u;
-    return x ^ (x >> 16);
-}
-
-// The part of the dropout hash that is the same for all keys of a row.
-REGARD_INLINE uint32_t row_hash(int64_t seed, int64_t b, int64_t h, int64_t i) {
-    const auto low = static_cast<uint32_t>(seed);
-    const auto high = static_cast<uint32_t>(seed >> 32);
-    uint32_t hash = mix_bits(low ^ mix_bits(high) ^ (static_cast<uint32_t>(b) * 0x9E3779B1u));
-    hash = mix_bits(hash ^ (static_cast<uint32_t>(h) * 0x85EBCA77u));
-    return mix_bits(hash ^ (static_cast<uint32_t>(i) * 0xC2B2AE3Du));
-}
-
-// to[key][lane] = from[key][lane] times 0 or 1/(1 − dropout).
-REGARD_INLINE void apply_dropout(const AttentionCall& call, const uint32_t* row_hashes, int64_t j, int64_t count,
-                                 const float* from, float* to) {
-    const double edge = std::ceil(call.dropout * 4294967296.0);
-    const bool drop_all = edge >= 4294967296.0;
-    const auto threshold = drop_all ? 0u : static_cast<uint32_t>(edge);
-    const Floats factor = broadcast(drop_all ? 0.0f : static_cast<float>(1 / (1 - call.dropout)));
-    for (int64_t key = 0; key < count; key++) {
-        const uint32_t key_hash = mix_bits(static_cast<uint32_t>(j + key) + 0x27D4EB2Fu);
-        for (int v = 0; v < NR; v++) {
-            UInts hashes;
-            std::memcpy(&hashes, row_hashes + v * W, sizeof hashes);
-            const Ints keep = reinterpret_cast<Ints>(mix_bits(hashes ^ key_hash) >= threshold);
-            const int64_t at = key * PW + v * W;
-            store(to + at, select(keep, load(from + at) * factor, Floats{}));
-        }
-    }
 }
 
 }  // namespace REGARD_ISA_NAMESPACE

@@ -44,6 +44,51 @@ REGARD_INLINE void for_blocks(int64_t count, const Work& work) {
     }
 }
 
+#if defined(REGARD_USE_NEON)
+
+// On ARM one instruction multiplies a vector by one element of another vector. Elements are therefore loaded four at a
+// time, instead of one by one into all lanes: this saves most loads.
+
+// sums[r][v] += vectors[v] · elements[r][ELEMENT]
+template <int ELEMENT, int ROWS, int VECTORS>
+REGARD_INLINE void add_element_products(const float* vectors, const Floats (&elements)[ROWS],
+                                        Floats (&sums)[ROWS][VECTORS]) {
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v++) {
+        const Floats x = load(vectors + v * W);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) sums[r][v] = vfmaq_laneq_f32(sums[r][v], x, elements[r], ELEMENT);
+    }
+}
+
+// scores[j][lane] = Σ_t keys[j][t] · queries[t][lane] for KEYS keys.
+template <int KEYS, int VECTORS>
+REGARD_INLINE void dot_block(const float* keys, int64_t stride, const float* queries, float* scores, int64_t width) {
+    Floats sums[KEYS][VECTORS] = {};
+    int64_t t = 0;
+    for (; t + 4 <= width; t += 4) {
+        Floats elements[KEYS];
+#pragma GCC unroll 16
+        for (int j = 0; j < KEYS; j++) elements[j] = load(keys + j * stride + t);
+        add_element_products<0>(queries + t * PW, elements, sums);
+        add_element_products<1>(queries + (t + 1) * PW, elements, sums);
+        add_element_products<2>(queries + (t + 2) * PW, elements, sums);
+        add_element_products<3>(queries + (t + 3) * PW, elements, sums);
+    }
+    for (; t < width; t++) {
+        Floats elements[KEYS];
+#pragma GCC unroll 16
+        for (int j = 0; j < KEYS; j++) elements[j] = broadcast(keys[j * stride + t]);
+        add_element_products<0>(queries + t * PW, elements, sums);
+    }
+#pragma GCC unroll 16
+    for (int j = 0; j < KEYS; j++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) store(scores + j * PW + v * W, sums[j][v]);
+}
+
+#else
+
 // scores[j][lane] = Σ_t keys[j][t] · queries[t][lane] for KEYS keys.
 template <int KEYS, int VECTORS>
 REGARD_INLINE void dot_block(const float* keys, int64_t stride, const float* queries, float* scores, int64_t width) {
@@ -69,6 +114,8 @@ REGARD_INLINE void dot_block(const float* keys, int64_t stride, const float* que
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) store(scores + j * PW + v * W, sums[j][v]);
 }
+
+#endif
 
 // outputs[f][lane] += Σ_j values[j][f] · weights[j][lane] for FEATURES features.
 template <int FEATURES, int VECTORS>

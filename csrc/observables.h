@@ -75,7 +75,7 @@ REGARD_INLINE void rescale_observables(ObservableSums& sums, const Floats* old_m
 
 // Reads the logits of a block before they become weights: which key has the largest logit, and how many keys are
 // visible. `block_max` is the largest logit of each lane. In `hidden`, −inf marks the hidden keys (block_logits in
-// forward.h).
+// forward_panel.h).
 REGARD_INLINE void observe_logits(const HeadContext& head, int64_t j, int64_t count, const float* s,
                                   const float* hidden, const Floats* block_max, ObservableSums& sums) {
     Ints rose[NR];

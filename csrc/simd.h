@@ -19,14 +19,17 @@
 #define REGARD_USE_AVX512 1
 #elif defined(__AVX2__)
 #define REGARD_USE_AVX2 1
+#elif defined(REGARD_NEON)
+#include <arm_neon.h>
+#define REGARD_USE_NEON 1
 #endif
 
 namespace regard {
 namespace REGARD_ISA_NAMESPACE {
 
 // A vector has W floats, called lanes. NR vectors form a panel with one query per lane: a panel has PW = NR·W queries.
-// MR keys (or features) are computed at once, so that MR·NR sums and NR operands fill the registers: 32 on AVX-512, 16
-// elsewhere. Narrow panels waste fewer lanes if there are few queries, and fewer products at the edge of a mask.
+// MR keys (or features) are computed at once, so that MR·NR sums and NR operands fill the registers: 32 on AVX-512 and
+// ARM, 16 elsewhere. Narrow panels waste fewer lanes if there are few queries, and fewer products at the edge of a mask.
 #if defined(REGARD_WIDE_VECTORS)
 constexpr int W = 16;
 constexpr int NR = 2;
@@ -34,6 +37,10 @@ constexpr int MR = 12;
 #elif defined(REGARD_USE_AVX2)
 constexpr int W = 8;
 constexpr int NR = 2;
+constexpr int MR = 6;
+#elif defined(REGARD_USE_NEON)
+constexpr int W = 4;
+constexpr int NR = 4;
 constexpr int MR = 6;
 #else
 constexpr int W = 4;
@@ -87,6 +94,8 @@ REGARD_INLINE bool any(Ints condition) {
     return _mm512_movepi32_mask(reinterpret_cast<__m512i>(condition)) != 0;
 #elif defined(REGARD_USE_AVX2)
     return _mm256_movemask_ps(reinterpret_cast<__m256>(condition)) != 0;
+#elif defined(REGARD_USE_NEON)
+    return vmaxvq_u32(reinterpret_cast<uint32x4_t>(condition)) != 0;
 #else
     int32_t all = 0;
     for (int lane = 0; lane < W; lane++) all |= condition[lane];
