@@ -72,8 +72,8 @@ def instruction_sets() -> tuple[str, ...]:
 
     Each set contains the sets before it: `portable` (plain C++, everywhere), `avx2` (with FMA and F16C), `avx512`
     (F, BW, DQ and VL), `avx512bf16`. A set is listed only if the operating system saves its registers too. Builds for
-    tests also have `emulated`, which is listed before `avx2`: the code of `avx512bf16`, compiled for AVX2. On 64-bit ARM
-    the sets are `portable` and `neon`.
+    tests also have `emulated`, which is listed before `avx2`: the code of `avx512bf16`, compiled for AVX2. On 64-bit
+    ARM the sets are `portable` and `neon`.
     """
     if _module is None:
         return ()
