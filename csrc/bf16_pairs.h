@@ -3,8 +3,8 @@
 //
 // A pair has 32 bits, with the first number in the low half. Queries are packed in pairs of features, [⌈D/2⌉, PW]. The
 // features of a key are pairs already, and are broadcast from their rows. Weights and values are paired by keys:
-// [⌈keys/2⌉, PW] and [⌈keys/2⌉, E]. The product of two bfloat16 numbers is exact in float32, so the scores differ from
-// those of matmul_blocks.h only in the order of their sums. The weights are rounded to bfloat16.
+// [⌈keys/2⌉, PW] and [⌈keys/2⌉, E]. The product of two bfloat16 numbers is exact in float32. Scores are scaled after the
+// sum, because a scaled query would not be a bfloat16 number. The weights are rounded to bfloat16.
 #pragma once
 
 #include "few_rows.h"
@@ -38,21 +38,42 @@ REGARD_INLINE Floats flush_subnormals(Floats x) {
     return reinterpret_cast<Floats>(bits & (~subnormal | 0x80000000u));
 }
 
+#if defined(REGARD_EMULATE_AVX512BF16)
+
+// a·b + c with one rounding, for both halves of the vectors.
+REGARD_INLINE Floats fused_multiply_add(Floats a, Floats b, Floats c) {
+    __m256 x[2];
+    __m256 y[2];
+    __m256 z[2];
+    std::memcpy(x, &a, sizeof x);
+    std::memcpy(y, &b, sizeof y);
+    std::memcpy(z, &c, sizeof z);
+    for (int half = 0; half < 2; half++) z[half] = _mm256_fmadd_ps(x[half], y[half], z[half]);
+    std::memcpy(&c, z, sizeof z);
+    return c;
+}
+
 // sum + a·b for pairs a and b. This is the definition of the instruction VDPBF16PS: two fused multiply–adds, the second
 // numbers of the pairs first, each rounded to nearest even; subnormal numbers count as 0.
 // Not inlined: it is slow anyway, and in unrolled loops it would take minutes to compile.
 REGARD_NOINLINE inline Floats add_pair_products_emulated(Floats sum, UInts a, UInts b) {
     const auto second = [](UInts x) { return flush_subnormals(reinterpret_cast<Floats>(x & 0xffff0000u)); };
     const auto first = [](UInts x) { return flush_subnormals(reinterpret_cast<Floats>(x << 16)); };
-    sum = flush_subnormals(multiply_add(second(a), second(b), flush_subnormals(sum)));
-    return flush_subnormals(multiply_add(first(a), first(b), sum));
+    sum = flush_subnormals(fused_multiply_add(second(a), second(b), flush_subnormals(sum)));
+    return flush_subnormals(fused_multiply_add(first(a), first(b), sum));
 }
+
+#endif
 
 REGARD_INLINE Floats add_pair_products(Floats sum, UInts a, UInts b) {
 #if defined(__AVX512BF16__)
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
-#else
+#elif defined(REGARD_EMULATE_AVX512BF16)
     return add_pair_products_emulated(sum, a, b);
+#else
+    (void)a;
+    (void)b;
+    return sum;  // never called: HAS_PAIRS is false
 #endif
 }
 

@@ -1,6 +1,6 @@
-// The two products of the forward pass for a few queries, as in decoding. Vectors run along the width, and keys and
-// values are read in their own dtype, from memory only once. Queries and sums are [lanes, width]; scores and weights
-// are [keys, PW] as in matmul_blocks.h.
+// Scores and weighted sums for a few queries, as in decoding. Vectors run along the width, and keys and values are read
+// in their own dtype, from memory only once. Queries and sums are [lanes, width]; scores and weights are [keys, PW] as
+// in matmul_blocks.h.
 #pragma once
 
 #include "half_precision.h"

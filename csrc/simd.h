@@ -103,9 +103,6 @@ REGARD_INLINE bool any(Ints condition) {
 #endif
 }
 
-// a·b + c, with one rounding if the instruction set has fused multiply–adds: compilers then fuse the two operations.
-REGARD_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
-
 REGARD_INLINE Ints is_nan(Floats x) { return x != x; }
 
 // x, but at least −127·ln 2, where exp_clamped(x) is already 0. A NaN stays.

@@ -15,11 +15,27 @@ bool may_use_threads();
 // thread takes longer than a small call, above all on a busy machine.
 constexpr double MIN_WORK_PER_THREAD = 1 << 19;
 
-inline int limit_threads(int threads, double work) {
+static inline int limit_threads(int threads, double work) {
     const double useful = work / MIN_WORK_PER_THREAD;
     if (useful >= threads) return threads;
     return useful < 2 ? 1 : static_cast<int>(useful);
 }
+
+// The exception of a thread. Its functions are not inline: those of std::exception_ptr would be compiled for every
+// instruction set under one name (see array.h).
+class TaskFailure {
+public:
+    TaskFailure();
+    ~TaskFailure();
+    TaskFailure(const TaskFailure&) = delete;
+    TaskFailure& operator=(const TaskFailure&) = delete;
+
+    void keep_current();     // keeps the exception that is being handled
+    void rethrow() const;    // throws the exception that was kept, if there is one
+
+private:
+    std::exception_ptr failure_;
+};
 
 // Runs work(task, state) for tasks 0 … count − 1. Each thread creates one State, and takes tasks in ascending order. An
 // exception (a State that does not fit into memory) ends all threads and is thrown to the caller: one that leaves a
@@ -33,7 +49,7 @@ void run_tasks(int64_t count, int threads, const MakeState& make_state, const Wo
         return;
     }
     std::atomic<int64_t> next_task{0};
-    std::exception_ptr failure;
+    TaskFailure failure;
 #pragma omp parallel num_threads(threads)
     {
         try {
@@ -42,10 +58,10 @@ void run_tasks(int64_t count, int threads, const MakeState& make_state, const Wo
         } catch (...) {
             next_task = count;
 #pragma omp critical(regard_failure)
-            failure = std::current_exception();
+            failure.keep_current();
         }
     }
-    if (failure) std::rethrow_exception(failure);
+    failure.rethrow();
 }
 
 }  // namespace regard

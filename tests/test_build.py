@@ -20,9 +20,11 @@ from regard.kernels import native
 
 ROOT = Path(__file__).resolve().parent.parent
 # Per family of processors, from the weakest to the best. Builds for tests also have "emulated".
-NAMES = {"x86_64": ("portable", "avx2", "avx512", "avx512bf16"), "aarch64": ("portable", "neon")}.get(
-    platform.machine(), ("portable",)
-)
+NAMES = {
+    "x86_64": ("portable", "avx2", "avx512", "avx512bf16"),
+    "aarch64": ("portable", "neon"),
+    "arm64": ("portable", "neon"),
+}.get(platform.machine(), ("portable",))
 
 
 def run(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -65,7 +67,7 @@ def test_instruction_sets_agree_with_the_kernel_of_the_system():
     """A second derivation: Linux lists the flags that the processor has and the system allows."""
     expected = list(NAMES[:1])
     cpuinfo = Path("/proc/cpuinfo")
-    if platform.machine() == "aarch64":
+    if platform.machine() in ("aarch64", "arm64"):
         expected = list(NAMES)
     if platform.machine() == "x86_64" and cpuinfo.exists():
         flags = set(re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), flags=re.MULTILINE)[1].split())

@@ -240,7 +240,7 @@ def test_memory_that_is_not_there_is_an_error_and_not_the_end() -> None:
         from regard.kernels import native
 
         torch.set_num_threads(2)
-        small = torch.zeros(1, 8, 64, 4)
+        small = torch.zeros(1, 8, 256, 4)
         native.output(small, small, small, native.Scores(1.0))  # the threads start before memory is short
         n = 2**22
         x = torch.zeros(1, 2, n, 1, dtype=torch.float16)

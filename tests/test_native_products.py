@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 import re
 import shutil
 import subprocess
@@ -171,7 +172,7 @@ FLAGS["kernels_neon"] = ["-fno-schedule-insns"]
 
 def test_kernels_use_no_containers_of_the_standard_library() -> None:
     """Their functions would be compiled once per instruction set under one name, and the linker would keep any one."""
-    arguments = {"attention_call.h", "decode_call.h"}  # filled by the bindings; kernels only read their containers
+    arguments = {"attention_call.h", "decode_call.h"}  # filled by the bindings; the long test below checks their use
     included = {"define_kernels.h"}
     for _ in range(10):
         for name in list(included):
@@ -186,6 +187,8 @@ def test_kernels_use_no_containers_of_the_standard_library() -> None:
 def test_objects_of_instruction_sets_share_no_function(name: str, tmp_path: Path) -> None:
     """Every weak function of an object belongs to the namespace of its instruction set."""
     compiler = "aarch64-linux-gnu-g++" if name == "kernels_neon" else "g++"
+    if name != "kernels_neon" and platform.machine() != "x86_64":
+        pytest.skip("this compiler does not compile for x86")
     if shutil.which(compiler) is None or shutil.which("nm") is None:
         pytest.skip(f"{compiler} or nm is not installed")
     command = [compiler, "-std=c++17", "-O3", "-fPIC", "-fopenmp", *FLAGS[name], "-c", str(CSRC / f"{name}.cpp")]

@@ -2,6 +2,7 @@
 // special numbers; on a processor with AVX-512 BF16, compile it with -mavx512bf16 to compare the instruction itself.
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 
@@ -44,6 +45,10 @@ bool same(float a, float b) { return bits_of(a) == bits_of(b) || (a != a && b !=
 }  // namespace
 
 int main(int argc, char** argv) {
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
+        std::printf("not run: this processor has no AVX2\n");
+        return 0;
+    }
     const long rounds = argc > 1 ? std::atol(argv[1]) : 10000000 / W;
     std::mt19937 random(7);
     constexpr size_t specials = sizeof kSpecial / sizeof *kSpecial;
