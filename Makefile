@@ -1,6 +1,6 @@
 # All commands of this project. Each target runs the script of the same name in scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help lab notebook setup check test test-full test-native test-arm sanitize fuzz fuzz-files bench bundle docs dist format clean
+.PHONY: help lab notebook setup check test test-full test-native test-arm sanitize fuzz fuzz-files bench zoo bundle docs dist format clean
 
 # The environment is installed again only if one of these files has changed.
 INSTALLED := .venv/.installed
@@ -51,6 +51,9 @@ fuzz-files: setup ## damage files of every kind and give them to every reader fo
 
 bench: setup ## run all benchmarks against other libraries, about 6 minutes, and write docs/benchmarks.md
 	scripts/bench
+
+zoo: setup ## check regard.watch on every architecture of transformers, and write docs/models-supported.md
+	scripts/zoo
 
 bundle: setup ## train the bundled model again and copy it into the package, about 8 minutes
 	scripts/bundle

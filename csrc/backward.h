@@ -153,7 +153,7 @@ REGARD_INLINE void backward_block(const AttentionCall& call, const Gradients& gr
     else
         to_logits(call, head, state.panel, j, count, s, scratch.dense_bias,
                   call.softcap > 0 ? scratch.softcap_slope : nullptr, scratch.nonfinite);
-    visible_dot_products(values, scratch.grad_out, grad_weights, count, call.E, visible);
+    visible_dot_products<Float32Operand>(values, scratch.grad_out, grad_weights, count, call.E, visible, 1.0f);
     for (int64_t key = 0; key < count; key++)
 #pragma GCC unroll 4
         for (int v = 0; v < NR; v++) {

@@ -23,7 +23,8 @@ struct PanelState {
     Panel panel;
     OnlineSoftmax softmax;
     ObservableSums observables;
-    bool few_rows;   // see has_few_rows
+    bool few_rows;     // see has_few_rows
+    bool has_outputs;  // whether `outputs` is more than zeros
     float* queries;  // panel [D, PW]; with few rows [lanes, D]
     float* outputs;  // panel [E, PW]; with few rows [lanes, E]
     alignas(64) uint32_t row_hashes[PW];
@@ -33,8 +34,9 @@ struct PanelState {
 
 // The number of threads for a pass with `factor` times the multiply–adds of a forward pass without a mask.
 inline int threads_for(const AttentionCall& call, double factor) {
-    const double weights = 1.0 * call.B * call.H * call.N * call.M;
-    return limit_threads(call.threads, factor * weights * (call.D + call.E));
+    const double products = 1.0 * call.H * call.N * call.M * (call.D + call.E);
+    const double read = 1.0 * call.G * call.M * (call.D + call.E);
+    return limit_threads(call.threads, factor * call.B * (products + READ_COST * read));
 }
 
 // The number of keys per part if `keys` are divided into `parts` of whole blocks. The last parts may have fewer or none.
@@ -141,6 +143,7 @@ inline void start_panel(const AttentionCall& call, const HeadContext& head, int6
     state.few_rows = has_few_rows(call, panel);
     place_queries(call, head, panel, state.few_rows, scratch.rows, queries);
     std::memset(outputs, 0, sizeof(float) * call.E * state.lanes());
+    state.has_outputs = false;
     if (call.hard_max) load_hard_max(call, head, panel, state.softmax.hard_max);
 
     // A sink is one more logit, without a value: the sum starts with its weight e^(sink − max) = 1.
@@ -230,8 +233,9 @@ REGARD_INLINE void add_values(const AttentionCall& call, int64_t count, const fl
             // A part starts with an even key, so that its pairs are those of the values.
             uint32_t* part_pairs = pairs + part.first_key / 2 * PW + part.lane();
             pair_weights<vectors()>(weights + part.offset(), part.keys, part_pairs);
-            pair_weighted_sum<vectors()>(value_pairs + part.first_key / 2 * call.E, call.E, part_pairs,
-                                         state.outputs + part.lane(), (part.keys + 1) / 2, call.E);
+            const uint32_t* part_values = value_pairs + part.first_key / 2 * call.E;
+            weighted_sum<PairOperand, vectors()>(reinterpret_cast<const char*>(part_values), call.E * 4, part_pairs,
+                                                 state.outputs + part.lane(), (part.keys + 1) / 2, call.E);
         });
 }
 
@@ -268,7 +272,8 @@ REGARD_INLINE void forward_block(const AttentionCall& call, int64_t j, int64_t c
         observe_weights(call, j, count, s, row_max, softmax.sum, state.observables);
     else
         weigh_block(s, count, row_max, softmax.sum);
-    if (max_rose) rescale_outputs(call, rescale, state);
+    if (max_rose && state.has_outputs) rescale_outputs(call, rescale, state);
+    state.has_outputs = true;
 
     if (call.dropout > 0) {
         apply_dropout(call, state.row_hashes, j, count, s, scratch.spare);
@@ -313,17 +318,19 @@ inline void finish_panel(const AttentionCall& call, ForwardScratch& scratch, Pan
     if (observed) finish_observables(call, head, panel, softmax.max, softmax.sum, state.observables);
 
     alignas(64) float inverse[PW];
-    for (int lane = 0; lane < PW; lane++) {
-        const float sum = softmax.sum[lane / W][lane % W];
-        inverse[lane] = sum == 0 ? 0.0f : 1 / sum;
-        if (lane >= panel.count) continue;
-        if (call.row_max) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; v++) {
+        const Floats sum = softmax.sum[v];
+        store(inverse + v * W, select(sum == Floats{}, Floats{}, broadcast(1.0f) / sum));
+        scratch.nonfinite += sum * 0.0f;
+    }
+    if (call.row_max)
+        for (int lane = 0; lane < panel.count; lane++) {
             const int64_t row = row_of_lane(call, head, panel, lane);
+            const float sum = softmax.sum[lane / W][lane % W];
             call.row_max[row] = sum == 0 ? kHidden : softmax.max[lane / W][lane % W];
             call.row_sum[row] = sum;
         }
-        scratch.nonfinite[0] += sum * 0.0f;
-    }
     scratch.nonfinite += zero_if_finite(state.outputs, call.E * state.lanes());
 
     // float32 rows are written directly to `out`; half-precision rows are computed in scratch memory and converted.

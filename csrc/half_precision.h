@@ -125,7 +125,8 @@ struct Rows {
 
     const float* floats() const { return reinterpret_cast<const float*>(data); }
     const uint16_t* halves() const { return reinterpret_cast<const uint16_t*>(data); }
-    Rows from(int64_t row) const { return {data + row * stride * bytes_per_element(dtype), stride, dtype}; }
+    int64_t row_bytes() const { return stride * bytes_per_element(dtype); }
+    Rows from(int64_t row) const { return {data + row * row_bytes(), stride, dtype}; }
 };
 
 REGARD_INLINE const char* address_of_row(const TensorView& x, Dtype dtype, int64_t b, int64_t h, int64_t row) {

@@ -1,4 +1,4 @@
-// Finds the supported instruction sets with the cpuid instruction, and reads the environment variable REGARD_ISA.
+// Finds the supported instruction sets, with the cpuid instruction on x86, and reads the environment variable REGARD_ISA.
 #include "instruction_sets.h"
 
 #include <cstdlib>
@@ -8,6 +8,10 @@
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define REGARD_X86 1
 #include <cpuid.h>
+#elif defined(REGARD_ARM_KERNELS) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(REGARD_ARM_KERNELS) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace regard {
@@ -25,6 +29,7 @@ constexpr InstructionSet kAllSets[] = {
 #endif
 #ifdef REGARD_ARM_KERNELS
     InstructionSet::neon,
+    InstructionSet::neonbf16,
 #endif
 };
 
@@ -85,7 +90,21 @@ InstructionSet detect_best() {
 
 #elif defined(REGARD_ARM_KERNELS)
 
-InstructionSet detect_best() { return InstructionSet::neon; }
+// The operating system reports the extensions of an ARM processor. A system that reports nothing gets NEON.
+bool has_bf16() {
+#if defined(__linux__)
+    constexpr unsigned long kBf16 = 1ul << 14;  // HWCAP2_BF16, which older headers do not define
+    return (getauxval(AT_HWCAP2) & kBf16) != 0;
+#elif defined(__APPLE__)
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname("hw.optional.arm.FEAT_BF16", &value, &size, nullptr, 0) == 0 && value != 0;
+#else
+    return false;
+#endif
+}
+
+InstructionSet detect_best() { return has_bf16() ? InstructionSet::neonbf16 : InstructionSet::neon; }
 
 #else
 
@@ -124,6 +143,7 @@ const char* name_of(InstructionSet set) {
         case InstructionSet::avx512: return "avx512";
         case InstructionSet::avx512bf16: return "avx512bf16";
         case InstructionSet::neon: return "neon";
+        case InstructionSet::neonbf16: return "neonbf16";
         default: return "portable";
     }
 }

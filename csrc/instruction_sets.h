@@ -13,6 +13,7 @@ enum class InstructionSet {
     avx512,      // and AVX-512 F, BW, DQ, VL
     avx512bf16,  // and AVX-512 BF16
     neon,        // NEON, which every 64-bit ARM processor has
+    neonbf16,    // and products of bfloat16 pairs (FEAT_BF16)
 };
 
 // The name that Python and REGARD_ISA use.

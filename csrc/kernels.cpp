@@ -11,6 +11,7 @@ extern const Kernels kernels_avx512bf16;
 #endif
 #ifdef REGARD_ARM_KERNELS
 extern const Kernels kernels_neon;
+extern const Kernels kernels_neonbf16;
 #endif
 #ifdef REGARD_EMULATION
 extern const Kernels kernels_emulated;
@@ -24,6 +25,7 @@ const Kernels& kernels_for(InstructionSet set) {
         case InstructionSet::avx2: return kernels_avx2;
 #endif
 #ifdef REGARD_ARM_KERNELS
+        case InstructionSet::neonbf16: return kernels_neonbf16;
         case InstructionSet::neon: return kernels_neon;
 #endif
 #ifdef REGARD_EMULATION

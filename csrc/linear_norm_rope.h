@@ -40,7 +40,7 @@ inline void linear_as(const LinearCall& call, const float* x) {
         columns += call.matrices[k].outputs;
         tasks += (call.matrices[k].outputs + outputs_per_task - 1) / outputs_per_task;
     }
-    const int threads = limit_threads(call.threads, 1.0 * call.rows * call.inputs * columns);
+    const int threads = limit_threads(call.threads, (call.rows + READ_COST) * call.inputs * columns);
     run_tasks<int>(tasks, threads, [] { return 0; }, [&](int64_t task, int&) {
         // The tasks of all matrices are numbered in one sequence: find the matrix of this one.
         const LinearWeights* matrix = call.matrices;
@@ -116,9 +116,10 @@ inline void norm(const NormCall& call) {
     Array<float> bias(call.norm.bias ? call.width : 0);
     to_float32(call.norm.weight, call.dtype, weight.data(), call.width);
     if (call.norm.bias) to_float32(call.norm.bias, call.dtype, bias.data(), call.width);
+    const int threads = limit_threads(call.threads, 2 * READ_COST * call.rows * call.width);  // read and written
     const int64_t rows_per_task = std::max<int64_t>(1, (64 << 10) / std::max<int64_t>(1, call.width));
     run_tasks<Array<float>>(
-        (call.rows + rows_per_task - 1) / rows_per_task, call.threads, [&] { return Array<float>(call.width); },
+        (call.rows + rows_per_task - 1) / rows_per_task, threads, [&] { return Array<float>(call.width); },
         [&](int64_t task, Array<float>& buffer) {
             float* x = buffer.data();
             const int64_t end = std::min(call.rows, (task + 1) * rows_per_task);

@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "bf16_pairs.h"
+#include "few_rows.h"
 #include "query_panel.h"
 
 namespace regard {
@@ -19,7 +19,8 @@ struct HeadContext {
     int64_t h = -1;
     int64_t g = -1;
     bool has_toeplitz = false;
-    bool has_dense = false;          // a dense bias, a dense mask, or a term that is not Toeplitz
+    bool has_terms = false;          // terms that are not Toeplitz
+    bool has_dense = false;          // a dense bias, a dense mask, or such terms
     bool toeplitz_hides = false;     // some Toeplitz bias is −inf
     bool hides = false;              // something besides lo and hi may hide a key
     const float* toeplitz = nullptr;  // toeplitz[i − j + M]: the sum of all Toeplitz terms
@@ -47,9 +48,9 @@ inline void init_head(const AttentionCall& call, HeadContext& head, float* toepl
         if (term.is_toeplitz)
             head.has_toeplitz = true;
         else
-            head.has_dense = true;
+            head.has_terms = true;
     }
-    if (call.bias || call.mask) head.has_dense = true;
+    head.has_dense = head.has_terms || call.bias || call.mask;
     head.hides = head.has_dense;
     if (!head.has_toeplitz) return;
 
@@ -90,36 +91,54 @@ struct DenseBias {
         return (!bias || bias_view.column_stride == 1) && (!mask || mask_view.column_stride == 1);
     }
 
+    const float* bias_row(int64_t i) const { return bias + i * bias_view.row_stride; }
+    const uint8_t* mask_row(int64_t i) const { return mask + i * mask_view.row_stride; }
+
     // The bias of query i and key j: −inf if the mask hides the key.
     float at(int64_t i, int64_t j) const {
-        if (mask && !mask[i * mask_view.row_stride + j * mask_view.column_stride]) return kHidden;
-        return bias ? bias[i * bias_view.row_stride + j * bias_view.column_stride] : 0.0f;
+        if (mask && !mask_row(i)[j * mask_view.column_stride]) return kHidden;
+        return bias ? bias_row(i)[j * bias_view.column_stride] : 0.0f;
     }
 
     // The biases of query i and the keys j … j + W − 1, for contiguous rows.
     Floats keys_from(int64_t i, int64_t j) const {
         Floats values = Floats{};
-        if (bias) values = load(bias + i * bias_view.row_stride + j);
+        if (bias) values = load(bias_row(i) + j);
         if (!mask) return values;
-        const Ints hidden = load_bytes(mask + i * mask_view.row_stride + j) == Ints{};
+        const Ints hidden = load_bytes(mask_row(i) + j) == Ints{};
         return select(hidden, broadcast(kHidden), values);
     }
 };
 
-// dense[key][lane] = the dense bias of keys j … j + count − 1. Blocks of W × W elements are read along the rows of the
-// bias and transposed, because a lane is a row.
-inline void read_dense_bias(const DenseBias& from, const Panel& panel, int64_t j, int64_t count, float* dense) {
+// Requests the dense biases of W rows and of the keys j … j + KEY_BLOCK − 1. The rows of a long bias are far apart, and
+// the processor does not see by itself which part of them comes next.
+REGARD_INLINE void prefetch_dense_biases(const DenseBias& from, const Panel& panel, int lane, int64_t j) {
+    const int64_t first = panel.first_row + lane;
+    const int64_t end = panel.first_row + std::min<int64_t>(lane + W, panel.count);
+    for (int64_t i = first; i < end; i++) {
+        if (from.bias) prefetch(reinterpret_cast<const char*>(from.bias_row(i) + j), KEY_BLOCK * 4);
+        if (from.mask) prefetch(reinterpret_cast<const char*>(from.mask_row(i) + j), KEY_BLOCK);
+    }
+}
+
+// Calls work(key, lane, biases) for each vector of a block: the dense biases of key j + key and of the W rows from `lane`
+// on. Blocks of W × W elements are read along the rows of the bias and transposed, because a lane is a row.
+template <class Work>
+REGARD_INLINE void for_dense_biases(const DenseBias& from, const Panel& panel, int64_t j, int64_t count,
+                                    const Work& work) {
     if (from.same_for_all_rows()) {
         for (int64_t key = 0; key < count; key++) {
             const Floats value = broadcast(from.at(0, j + key));
-            for (int v = 0; v < NR; v++) store(dense + key * PW + v * W, value);
+            for (int v = 0; v < NR; v++) work(key, v * W, value);
         }
         return;
     }
     const int64_t last = panel.count - 1;  // lanes beyond the last row repeat it
+    const bool contiguous = from.has_contiguous_rows();
     for (int c = 0; c < PW; c += W) {
+        if (contiguous) prefetch_dense_biases(from, panel, c, j + KEY_BLOCK);
         int64_t key = 0;
-        if (from.has_contiguous_rows())
+        if (contiguous)
             for (; key + W <= count; key += W) {
                 Floats block[W];
 #pragma GCC unroll 16
@@ -127,11 +146,14 @@ inline void read_dense_bias(const DenseBias& from, const Panel& panel, int64_t j
                     block[r] = from.keys_from(panel.first_row + std::min<int64_t>(c + r, last), j + key);
                 transpose(block);
 #pragma GCC unroll 16
-                for (int r = 0; r < W; r++) store(dense + (key + r) * PW + c, block[r]);
+                for (int r = 0; r < W; r++) work(key + r, c, block[r]);
             }
-        for (; key < count; key++)
+        for (; key < count; key++) {
+            Floats values;
             for (int r = 0; r < W; r++)
-                dense[key * PW + c + r] = from.at(panel.first_row + std::min<int64_t>(c + r, last), j + key);
+                values[r] = from.at(panel.first_row + std::min<int64_t>(c + r, last), j + key);
+            work(key, c, values);
+        }
     }
 }
 
@@ -139,7 +161,8 @@ inline void read_dense_bias(const DenseBias& from, const Panel& panel, int64_t j
 // mask hides the key.
 inline void fill_dense_bias(const AttentionCall& call, const HeadContext& head, const Panel& panel, int64_t j,
                             int64_t count, float* dense) {
-    read_dense_bias(DenseBias(call, head), panel, j, count, dense);
+    for_dense_biases(DenseBias(call, head), panel, j, count, [&](int64_t key, int lane, Floats value)
+                         __attribute__((always_inline)) { store(dense + key * PW + lane, value); });
     for (const RelativeTerm& term : call.terms) {
         if (term.is_toeplitz) continue;
         for (int lane = 0; lane < PW; lane++) {
@@ -164,8 +187,9 @@ REGARD_INLINE float query_factor(const AttentionCall& call) {
 
 // Whether the scores and outputs of a call are products of pairs of bfloat16 numbers (bf16_pairs.h). Queries, keys and
 // values then keep their dtype. All passes must agree on this, because the order of sums in a score depends on it.
+// A row of odd width ends with half a pair: such calls, which are rare, are converted to float32.
 REGARD_INLINE bool uses_pairs(const AttentionCall& call) {
-    return HAS_PAIRS && call.dtype == Dtype::bfloat16 && !call.hard_max;
+    return HAS_PAIRS && call.dtype == Dtype::bfloat16 && call.D % 2 == 0 && !call.hard_max;
 }
 
 // scores[key][lane] = scale · keys[key] · queries[lane], for `count` keys. If few_rows is 0, `queries` is a packed panel,
@@ -175,26 +199,16 @@ REGARD_INLINE bool uses_pairs(const AttentionCall& call) {
 REGARD_INLINE void products(const AttentionCall& call, const Rows& keys, const float* queries, int64_t few_rows,
                             float* scores, int64_t count, const VisibleParts& visible) {
     const auto factor = static_cast<float>(call.scale);
-    if (call.scale == 0) {
+    if (call.scale == 0)
         std::memset(scores, 0, sizeof(float) * count * PW);
-        return;
-    }
-    if (few_rows) {
-        if (uses_pairs(call))
-            few_rows_pair_dot(keys.halves(), keys.stride, reinterpret_cast<const uint16_t*>(queries), few_rows, scores,
-                              count, call.D, factor);
-        else
-            few_rows_dot(keys, queries, few_rows, scores, count, call.D);
-        return;
-    }
-    if (!uses_pairs(call)) return visible_dot_products(keys, queries, scores, count, call.D, visible);
-    const auto* pairs = reinterpret_cast<const uint32_t*>(queries);
-    if (!visible.is_whole(count)) std::memset(scores, 0, sizeof(float) * count * PW);
-    for (const VisiblePart& part : visible)
-        with_vectors(part.vectors, [&](auto vectors) __attribute__((always_inline)) {
-            pair_dot_products<vectors()>(keys.from(part.first_key).halves(), keys.stride, pairs + part.lane(),
-                                         scores + part.offset(), part.keys, call.D, factor);
-        });
+    else if (few_rows && uses_pairs(call))
+        few_rows_dot_of<PairedRows>(keys, queries, few_rows, scores, count, call.D, factor);
+    else if (few_rows)
+        few_rows_dot(keys, queries, few_rows, scores, count, call.D);
+    else if (uses_pairs(call))
+        visible_dot_products<PairOperand>(keys, queries, scores, count, call.D / 2, visible, factor);
+    else
+        visible_dot_products<Float32Operand>(keys, queries, scores, count, call.D, visible, 1.0f);
 }
 
 // score + bias. A bias of −inf hides the key whatever the score is. If the bias is not −inf and the sum is not finite,
@@ -204,6 +218,27 @@ REGARD_INLINE Floats add_bias(Floats score, Floats bias, Floats& nonfinite) {
     const Floats sum = select(hides, broadcast(kHidden), score + bias);
     nonfinite += select(hides, Floats{}, sum * 0.0f);
     return sum;
+}
+
+// Adds the dense bias, and the terms that are not Toeplitz, to the logits s of keys j … j + count − 1. `dense` is scratch
+// memory.
+inline void add_dense_bias(const AttentionCall& call, const HeadContext& head, const Panel& panel, int64_t j,
+                           int64_t count, float* s, float* dense, Floats& nonfinite) {
+    if (!head.has_terms) {
+        // A transposed vector is added at once: written to memory and read again, it would take longer. With a check of
+        // its own, an addition to the check does not have to wait for the one before.
+        Floats checks[4] = {};
+        for_dense_biases(DenseBias(call, head), panel, j, count, [&](int64_t key, int lane, Floats bias)
+                             __attribute__((always_inline)) {
+            float* at = s + key * PW + lane;
+            store(at, add_bias(load(at), bias, checks[key % 4]));
+        });
+        nonfinite += (checks[0] + checks[1]) + (checks[2] + checks[3]);
+        return;
+    }
+    fill_dense_bias(call, head, panel, j, count, dense);
+    for (int64_t t = 0; t < count * NR; t++)
+        store(s + t * W, add_bias(load(s + t * W), load(dense + t * W), nonfinite));
 }
 
 // softcap·tanh(s / softcap), in place; `slope`, if given, receives the derivative.
@@ -234,13 +269,10 @@ REGARD_INLINE void to_logits(const AttentionCall& call, const HeadContext& head,
                 const Floats bias = load(head.toeplitz + (panel.first_row + v * W) - (j + key) + call.M);
                 store(at, head.toeplitz_hides ? add_bias(load(at), bias, nonfinite) : load(at) + bias);
             }
-    // If a Toeplitz bias hides keys, add_bias has made this check already.
-    if (!head.toeplitz_hides) nonfinite += zero_if_finite(s, count * PW);
-    if (head.has_dense) {
-        fill_dense_bias(call, head, panel, j, count, dense);
-        for (int64_t t = 0; t < count * NR; t++)
-            store(s + t * W, add_bias(load(s + t * W), load(dense + t * W), nonfinite));
-    }
+    if (head.has_dense)
+        add_dense_bias(call, head, panel, j, count, s, dense, nonfinite);
+    else if (!head.toeplitz_hides)  // else add_bias has made this check already
+        nonfinite += zero_if_finite(s, count * PW);
     if (j < panel.all_see_from || j + count > panel.all_see_to)
         for (int64_t key = 0; key < count; key++)
 #pragma GCC unroll 4

@@ -33,9 +33,27 @@ struct Panel {
     int64_t end_key_of_vector[NR];
 };
 
+// Without bounds, every row sees every key.
+REGARD_INLINE void see_all_keys(const AttentionCall& call, Panel& panel) {
+    panel.first_key = 0;
+    panel.end_key = call.M;
+    panel.all_see_from = 0;
+    panel.all_see_to = call.M;
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; v++) {
+        store(panel.lo + v * W, Ints{});
+        store(panel.hi + v * W, broadcast(static_cast<int32_t>(call.M)));
+        panel.first_key_of_vector[v] = 0;
+        panel.end_key_of_vector[v] = call.M;
+    }
+}
+
 inline void init_panel(const AttentionCall& call, int64_t b, int64_t first_row, Panel& panel) {
     panel.first_row = first_row;
     panel.count = std::min<int64_t>(PW, call.N - first_row);
+    panel.vectors = static_cast<int>((panel.count + W - 1) / W);
+    if (!call.lo && !call.hi) return see_all_keys(call, panel);
+
     panel.first_key = call.M;
     panel.end_key = 0;
     panel.all_see_from = 0;
@@ -61,7 +79,6 @@ inline void init_panel(const AttentionCall& call, int64_t b, int64_t first_row, 
         panel.first_key = 0;
         panel.end_key = 0;
     }
-    panel.vectors = static_cast<int>((panel.count + W - 1) / W);
     for (int v = 0; v < panel.vectors; v++) {
         panel.first_key_of_vector[v] = call.M;
         panel.end_key_of_vector[v] = 0;
@@ -124,32 +141,37 @@ inline void find_visible_parts(const Panel& panel, int64_t j, int64_t count, Vis
     }
 }
 
+// --- products of the visible parts; `Operand` as in matmul_blocks.h ---
+
 // Not inlined: in a function that also has the products of whole blocks, both would be slower.
-REGARD_NOINLINE inline void dot_products_of_parts(const Rows& keys, const float* queries, float* scores, int64_t count,
-                                                  int64_t width, const VisibleParts& visible) {
+template <class Operand>
+REGARD_NOINLINE void dot_products_of_parts(const Rows& keys, const void* queries, float* scores, int64_t count,
+                                           int64_t units, const VisibleParts& visible, float factor) {
     std::memset(scores, 0, sizeof(float) * count * PW);
     for (const VisiblePart& part : visible)
         with_vectors(part.vectors, [&](auto vectors) __attribute__((always_inline)) {
-            dot_products<vectors()>(keys.from(part.first_key).floats(), keys.stride, queries + part.lane(),
-                                    scores + part.offset(), part.keys, width);
+            dot_products<Operand, vectors()>(keys.from(part.first_key).data, keys.row_bytes(),
+                                             static_cast<const float*>(queries) + part.lane(), scores + part.offset(),
+                                             part.keys, units, factor);
         });
 }
 
 // dot_products of matmul_blocks.h for the visible parts of a block of `count` keys (or values); the other parts are 0.
-REGARD_INLINE void visible_dot_products(const Rows& keys, const float* queries, float* scores, int64_t count,
-                                        int64_t width, const VisibleParts& visible) {
+template <class Operand>
+REGARD_INLINE void visible_dot_products(const Rows& keys, const void* queries, float* scores, int64_t count,
+                                        int64_t units, const VisibleParts& visible, float factor) {
     if (visible.is_whole(count))
-        dot_products<NR>(keys.floats(), keys.stride, queries, scores, count, width);
+        dot_products<Operand, NR>(keys.data, keys.row_bytes(), queries, scores, count, units, factor);
     else
-        dot_products_of_parts(keys, queries, scores, count, width, visible);
+        dot_products_of_parts<Operand>(keys, queries, scores, count, units, visible, factor);
 }
 
 REGARD_NOINLINE inline void weighted_sum_of_parts(const Rows& values, const float* weights, float* outputs,
                                                   int64_t width, const VisibleParts& visible) {
     for (const VisiblePart& part : visible)
         with_vectors(part.vectors, [&](auto vectors) __attribute__((always_inline)) {
-            weighted_sum<vectors()>(values.from(part.first_key).floats(), values.stride, weights + part.offset(),
-                                    outputs + part.lane(), part.keys, width);
+            weighted_sum<Float32Operand, vectors()>(values.from(part.first_key).data, values.row_bytes(),
+                                                    weights + part.offset(), outputs + part.lane(), part.keys, width);
         });
 }
 
@@ -157,7 +179,7 @@ REGARD_NOINLINE inline void weighted_sum_of_parts(const Rows& values, const floa
 REGARD_INLINE void visible_weighted_sum(const Rows& values, const float* weights, float* outputs, int64_t count,
                                         int64_t width, const VisibleParts& visible) {
     if (visible.is_whole(count))
-        weighted_sum<NR>(values.floats(), values.stride, weights, outputs, count, width);
+        weighted_sum<Float32Operand, NR>(values.data, values.row_bytes(), weights, outputs, count, width);
     else
         weighted_sum_of_parts(values, weights, outputs, width, visible);
 }

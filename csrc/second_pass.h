@@ -103,11 +103,13 @@ inline void add_to_profile(const Panel& panel, const uint8_t* counted, int64_t j
 
 inline void add_to_key_mass(const Panel& panel, const uint8_t* counted, int64_t j, int64_t count,
                             const float* weights, SecondPassScratch& scratch) {
-    alignas(64) float factors[PW] = {};
-    for (int64_t lane = 0; lane < panel.count; lane++) factors[lane] = counted[lane];
+    // Weights of rows that do not count are left out, not multiplied by 0: they may be infinite or NaN.
+    alignas(64) int32_t counts[PW] = {};
+    for (int64_t lane = 0; lane < panel.count; lane++) counts[lane] = counted[lane];
     for (int64_t key = 0; key < count; key++) {
         Floats mass = Floats{};
-        for (int v = 0; v < NR; v++) mass += load(weights + key * PW + v * W) * load(factors + v * W);
+        for (int v = 0; v < NR; v++)
+            mass += select(load(counts + v * W) != 0, load(weights + key * PW + v * W), Floats{});
         scratch.key_mass[j + key] += in_units(sum(mass));
     }
 }

@@ -28,24 +28,30 @@ namespace regard {
 namespace REGARD_ISA_NAMESPACE {
 
 // A vector has W floats, called lanes. NR vectors form a panel with one query per lane: a panel has PW = NR·W queries.
-// MR keys (or features) are computed at once, so that MR·NR sums and NR operands fill the registers: 32 on AVX-512 and
-// ARM, 16 elsewhere. Narrow panels waste fewer lanes if there are few queries, and fewer products at the edge of a mask.
+// The scores of KEYS_AT_ONCE keys and the outputs of FEATURES_AT_ONCE features are summed at once, so that the sums and
+// what is multiplied fill the registers: 32 on AVX-512 and ARM, 16 elsewhere. Narrow panels waste fewer lanes if there
+// are few queries, and fewer products at the edge of a mask.
 #if defined(REGARD_WIDE_VECTORS)
 constexpr int W = 16;
 constexpr int NR = 2;
-constexpr int MR = 12;
+constexpr int KEYS_AT_ONCE = 12;
+constexpr int FEATURES_AT_ONCE = 12;
 #elif defined(REGARD_USE_AVX2)
 constexpr int W = 8;
 constexpr int NR = 2;
-constexpr int MR = 6;
+constexpr int KEYS_AT_ONCE = 6;
+constexpr int FEATURES_AT_ONCE = 6;
 #elif defined(REGARD_USE_NEON)
+// The elements of all keys of a block stay in registers too, those of its features do not.
 constexpr int W = 4;
 constexpr int NR = 4;
-constexpr int MR = 6;
+constexpr int KEYS_AT_ONCE = 5;
+constexpr int FEATURES_AT_ONCE = 6;
 #else
 constexpr int W = 4;
 constexpr int NR = 2;
-constexpr int MR = 6;
+constexpr int KEYS_AT_ONCE = 6;
+constexpr int FEATURES_AT_ONCE = 6;
 #endif
 constexpr int PW = NR * W;
 
@@ -71,6 +77,7 @@ REGARD_INLINE Ints load_bytes(const uint8_t* p) {
 }
 
 REGARD_INLINE Ints load(const int32_t* p) { return *reinterpret_cast<const UnalignedInts*>(p); }
+REGARD_INLINE void store(int32_t* p, Ints x) { *reinterpret_cast<UnalignedInts*>(p) = x; }
 
 // x in every lane. The compiler removes a subtraction of 0, because x − 0 is always x. It cannot remove an addition of
 // 0, because −0 + 0 is 0.

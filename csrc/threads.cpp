@@ -13,7 +13,9 @@ bool may_use_threads() {
 TaskFailure::TaskFailure() = default;
 TaskFailure::~TaskFailure() = default;
 
-void TaskFailure::keep_current() { failure_ = std::current_exception(); }
+void TaskFailure::keep_current() {
+    if (!kept_.exchange(true)) failure_ = std::current_exception();
+}
 
 void TaskFailure::rethrow() const {
     if (failure_) std::rethrow_exception(failure_);

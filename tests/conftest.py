@@ -9,8 +9,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from support.native_module import use_tested_module
+from support.triton_device import use_interpreter
 
 use_tested_module()
+use_interpreter()
 
 from regard.kernels import score_tiles  # noqa: E402 (after the native module that is tested)
 

@@ -64,6 +64,7 @@ RUN_TARGETS = ("checkpoints/", "run.json", "recipe.toml", "metrics.jsonl", "resu
 KINDS = {
     "recording": Kind(file_seeds.recordings, file_readers.use_recording),
     "model": Kind(file_seeds.model_folders, file_readers.use_model),
+    "gguf": Kind(file_seeds.gguf_files, file_readers.use_gguf),
     "preprocessor": Kind(
         file_seeds.preprocessors, file_readers.use_preprocessor, ("preprocessor_config.json", "picture.png")
     ),

@@ -13,6 +13,7 @@ import torch
 from support.commands import command
 
 from regard import bench
+from regard.bench import _instruction_set_cases as instruction_sets
 from regard.bench import _model_cases as models
 from regard.bench import _observation_cases as watching
 from regard.bench import _operator_cases as operator
@@ -20,6 +21,7 @@ from regard.bench import _peers as peers
 from regard.bench._race import Call, assert_same, random_qkv
 from regard.bench._results import Results, read_results, results_page
 from regard.cli.bench import WIDTH, _figures
+from regard.kernels import native
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 QUICK, MORE = "causal 1×8×512×64", "dense 1×8×1024×64"
@@ -41,7 +43,7 @@ def test_names_are_told_apart_and_fit_their_column():
     names = [case.name for case in bench.cases()]
     assert len(set(names)) == len(names) > 25
     assert max(map(len, names)) < WIDTH
-    assert {case.group for case in bench.cases()} == {"operator", "watching", "models"}
+    assert {case.group for case in bench.cases()} == {"operator", "instructions", "watching", "models"}
 
 
 def test_words_choose_cases_by_group_and_by_name():
@@ -107,9 +109,58 @@ def test_what_is_raced_is_compared_and_runs(make):
         call()
 
 
+def test_a_gpu_has_its_own_cases():
+    device = torch.device("cuda")  # cases are built before anything runs
+    cases = bench.cases((), device)
+    names = [case.name for case in cases]
+    assert len(set(names)) == len(names) > 25
+    assert max(map(len, names)) < WIDTH
+    assert all(case.device == device and case.target is None and not case.memory for case in cases)
+    for word in ("bfloat16", "float16", "with gradients", "decoding", "window"):
+        assert any(word in name for name in names)
+
+
+def test_libraries_for_cpus_are_left_out_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    x = torch.empty(1, 2, 3, 4, device="meta")
+    assert peers.openvino(x, x, x, False) is None
+    assert peers.onnxruntime(x, x, x, False) is None
+    assert not peers._can_compile(torch.device("mps"))
+    assert peers._can_compile(torch.device("cuda"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert not peers._can_compile(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "mps:7", "xpu:99", "gpu", "meta", ""])
+def test_a_device_that_is_not_there_is_named(name, monkeypatch, capsys):
+    code, out, err = command(monkeypatch, capsys, "bench", "--device", name)
+    assert code == 2 and out == "" and len(err) == 1
+    assert "--device" in err[0] and repr(name) in err[0]
+
+
+def test_a_report_is_markdown_alone(monkeypatch, capsys):
+    monkeypatch.setattr("regard.cli.bench.cases", lambda words, device: [toy()])
+    code, out, _ = command(monkeypatch, capsys, "bench", "--seconds", "0", "--device", "cpu", "--report")
+    lines = out.splitlines()
+    assert code == 0 and lines[0].startswith("### regard bench")
+    assert any(line.startswith("| CPU |") for line in lines) and any(line.startswith("| a toy |") for line in lines)
+    code, out, err = command(monkeypatch, capsys, "bench", "--report", "--json")
+    assert code == 2 and "--report" in err[0]
+
+
+def test_figures_of_a_gpu_are_no_figures_of_the_cpu(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("regard.cli.bench.cases", lambda words, device: [toy()])
+    file = tmp_path / "gpu.json"
+    Results(bench.conditions() | {"device name": "a GPU"}).save(file)
+    code, _, err = command(monkeypatch, capsys, "bench", "--seconds", "0", "--out", file)
+    assert code == 2 and "device name a GPU" in err[0]
+
+
 @pytest.mark.full
 def test_all_cases_run(monkeypatch):
     for case in bench.cases():
+        if case.group == "instructions" and len(instruction_sets.compared_sets()) < 2:
+            continue
         assert bench.run(case, seconds=0).ratios
 
 
@@ -177,7 +228,7 @@ def test_the_command_tells_of_differences_and_of_what_is_missing(monkeypatch, ca
         raise bench.MissingPeer("transformers is not installed")
 
     given = [bench.Case("operator", "not here", missing), toy(wrong=1.0), toy(name="another")]
-    monkeypatch.setattr("regard.cli.bench.cases", lambda words: given)
+    monkeypatch.setattr("regard.cli.bench.cases", lambda words, device: given)
     code, out, err = command(monkeypatch, capsys, "bench", "--seconds", "0")
     assert code == 1 and "left out: transformers is not installed" in " ".join(out.split())
     assert "another" in out and len(err) == 1 and err[0].startswith("regard: a toy: results differ")
@@ -195,7 +246,9 @@ def test_what_fails_otherwise_is_said_with_its_case(monkeypatch, capsys):
     def no_room() -> Mapping[str, Call]:
         raise RuntimeError("can't\nallocate memory")
 
-    monkeypatch.setattr("regard.cli.bench.cases", lambda words: [bench.Case("operator", "large", no_room), toy(1.0)])
+    monkeypatch.setattr(
+        "regard.cli.bench.cases", lambda words, device: [bench.Case("operator", "large", no_room), toy(1.0)]
+    )
     code, out, err = command(monkeypatch, capsys, "bench", "--seconds", "0")
     assert code == 1 and "differ" not in out
     assert err == ["regard: large: can't allocate memory (and 1 more)"]
@@ -224,7 +277,7 @@ def test_wrong_requests_are_one_line(given, said, monkeypatch, capsys):
 
 
 def test_figures_are_printed_as_json(monkeypatch, capsys):
-    monkeypatch.setattr("regard.cli.bench.cases", lambda words: [toy()])
+    monkeypatch.setattr("regard.cli.bench.cases", lambda words, device: [toy()])
     code, out, _ = command(monkeypatch, capsys, "bench", "--json", "--seconds", "0")
     found = json.loads(out)
     assert code == 0 and found["cases"][0]["name"] == "a toy" and len(found["conditions"]["code"]) == 8
@@ -236,11 +289,37 @@ def test_another_that_does_not_run_is_left_out(monkeypatch, capsys):
 
     x = torch.ones(3)
     make = lambda: operator._check_equal({"regard": lambda: x, "SDPA": lambda: x, "FlexAttention": broken})  # noqa: E731
-    monkeypatch.setattr("regard.cli.bench.cases", lambda words: [bench.Case("operator", "a toy", make)])
+    monkeypatch.setattr("regard.cli.bench.cases", lambda words, device: [bench.Case("operator", "a toy", make)])
     code, out, _ = command(monkeypatch, capsys, "bench", "--seconds", "0")
     assert code == 0 and "FlexAttention is left out: no compiler" in " ".join(out.split())
     with pytest.raises(RuntimeError, match="no compiler"):  # ours is never left out
         operator._check_equal({"regard": broken})
+
+
+@pytest.mark.parametrize(("weaker", "fails"), [(1.0, True), (1.99, False), (3.0, False)])
+def test_a_set_that_loses_to_a_weaker_one_is_an_error(weaker, fails, monkeypatch, capsys):
+    """Losing by less than noise is no error; the figures are printed in any case."""
+    times = {"regard": 2.0, "avx2": weaker}
+    measured = bench.Measurement("instructions", "a toy", times, times, 9)
+    monkeypatch.setattr("regard.cli.bench.run", lambda case, seconds: measured)
+    monkeypatch.setattr("regard.cli.bench.cases", lambda words, device: [replace(toy(group="instructions"), least=1.0)])
+    code, out, err = command(monkeypatch, capsys, "bench", "--seconds", "0")
+    assert "avx2" in out and code == int(fails)
+    assert err == (["regard: a toy: slower than avx2 by more than noise"] if fails else [])
+
+
+def test_instruction_sets_are_compared_from_the_one_in_use_down(monkeypatch):
+    if len(instruction_sets.compared_sets()) < 2:
+        pytest.skip("this machine has one instruction set besides plain C++")
+    case = instruction_sets._case("a toy", (1, 2, 3, 8), 5, 1, torch.float32)
+    assert list(case.make()) == ["regard", *instruction_sets.compared_sets()[1:]]
+    for call in case.make().values():
+        call()
+    weakest = instruction_sets.compared_sets()[-1]
+    monkeypatch.setattr(native, "instruction_set", lambda: weakest)
+    assert instruction_sets.compared_sets() == (weakest,)
+    with pytest.raises(bench.MissingPeer, match="only one instruction set"):
+        case.make()
 
 
 @pytest.mark.parametrize(("median", "said"), [(2.1, False), (4.0, True)])
@@ -250,7 +329,7 @@ def test_noise_is_told(median, said):
 
 
 def test_what_is_asked_of_the_kernel_is_told_where_it_can_be_met(monkeypatch, capsys):
-    monkeypatch.setattr("regard.cli.bench.cases", lambda words: [replace(toy(), target=1.5)])
+    monkeypatch.setattr("regard.cli.bench.cases", lambda words, device: [replace(toy(), target=1.5)])
     for kernel in ("avx2", "avx512bf16"):
         monkeypatch.setattr("regard.bench._results.conditions", lambda kernel=kernel: {"kernel": kernel})
         _, out, _ = command(monkeypatch, capsys, "bench", "--seconds", "0")

@@ -112,6 +112,7 @@ def test_torch_s_layers(seed: int, norm_first: bool) -> None:
 
 SIZES = {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 56, "vocab_size": 61}
 GPT2 = {"n_embd": 24, "n_head": 3, "n_layer": 2, "n_positions": 19, "vocab_size": 61, "bos_token_id": 1}
+TURNED = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.34}}
 T5 = {"d_model": 24, "d_kv": 7, "num_heads": 3, "num_layers": 2, "num_decoder_layers": 3, "d_ff": 56, "vocab_size": 61}
 
 
@@ -123,6 +124,10 @@ T5 = {"d_model": 24, "d_kv": 7, "num_heads": 3, "num_layers": 2, "num_decoder_la
         ("GPT2LMHeadModel", GPT2 | {"eos_token_id": 2}, "logits"),
         ("LlamaForCausalLM", SIZES | {"num_key_value_heads": 2}, "logits"),
         ("Qwen3ForCausalLM", SIZES | {"num_key_value_heads": 2, "head_dim": 10}, "logits"),
+        ("GemmaForCausalLM", SIZES | {"num_key_value_heads": 2, "head_dim": 10}, "logits"),
+        ("Phi3ForCausalLM", SIZES | {"num_key_value_heads": 2, "pad_token_id": 0}, "logits"),
+        ("SmolLM3ForCausalLM", SIZES | {"num_key_value_heads": 2, "pad_token_id": 0}, "logits"),
+        ("StableLmForCausalLM", SIZES | TURNED | {"num_key_value_heads": 2}, "logits"),
         ("T5ForConditionalGeneration", T5, "logits"),
         ("ViTForImageClassification", SIZES | {"image_size": 12, "patch_size": 4}, "logits"),
     ],

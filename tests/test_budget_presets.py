@@ -64,6 +64,10 @@ def test_fields_and_config_describe_the_same_model(name: str) -> None:
         # A config names a class in transformers, and these have no entry for the length.
         for key in ("model", "architecture", "context_length"):
             del ours[key], theirs[key]
+        if name == "mistral-7b":
+            # The cache of regard.nn keeps the keys that the window hides; that of transformers drops them.
+            for key in ("max_tokens_decoding", "max_tokens_forward"):
+                assert theirs.pop(key) > ours.pop(key)
         assert ours == theirs
 
 

@@ -86,7 +86,8 @@ def test_the_kernels_page_has_the_benchmarks_figures():
     rows = re.findall(r"^\| (.+) \| (\d+\.\d\d) × \|$", text, re.MULTILINE)
     assert len(rows) == 5
     for name, ratio in rows:
-        assert f"{measured()[name]['ratios']['SDPA']:.2f}" == ratio
+        best = measured()[name]["best"]  # the page of benchmarks divides these times; the stored ratios are rounded
+        assert f"{best['SDPA'] / best['regard']:.2f}" == ratio
     watched = measured()["8 heads on 4,096 tokens, rows and a map"]["ratios"]["not watched"]
     assert f"took {1 / watched:.2f} times as long" in text
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import platform
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -135,6 +137,50 @@ def test_the_module_asks_for_nothing_that_is_not_everywhere(wheel: Path) -> None
     assert needed <= SYSTEM | {TORCHS}
     assert not [tag for tag in dynamic.iter_tags() if tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH")]
     assert module.get_section_by_name(".symtab") is None, "it is not stripped"
+
+
+def headers_compile_for_arm() -> bool:
+    """Whether the cross compiler accepts this interpreter's headers, as scripts/dist checks it."""
+    command = ["aarch64-linux-gnu-g++", "-fsyntax-only", "-x", "c++", "-I", sysconfig.get_path("include"), "-"]
+    result = subprocess.run(command, input="#include <Python.h>\n", capture_output=True, text=True, timeout=60)
+    return result.returncode == 0
+
+
+def test_the_variables_for_arm_are_those_of_the_script() -> None:
+    """The next test builds with the variables that scripts/dist sets for ARCH=aarch64."""
+    script = (ROOT / "scripts" / "dist").read_text(encoding="utf-8")
+    variables = re.search(r"^ +cross=\((_PYTHON.*?)\)$", script, re.MULTILINE | re.DOTALL)
+    assert variables is not None
+    names = re.findall(r"(\w+)=", variables[1])
+    assert names == ["_PYTHON_HOST_PLATFORM", "SETUPTOOLS_EXT_SUFFIX", "CMAKE_ARGS"]
+    options = re.search(r"^ +options=\((.*?)\)$", script, re.MULTILINE | re.DOTALL)
+    assert options is not None
+    names = re.findall(r"-D(\w+)=", options[1])
+    assert names == ["CMAKE_SYSTEM_NAME", "CMAKE_SYSTEM_PROCESSOR", "CMAKE_CXX_COMPILER"]
+
+
+@pytest.mark.skipif(not native.built() or platform.machine() != "x86_64", reason="not another machine than ARM")
+@pytest.mark.skipif(shutil.which("aarch64-linux-gnu-g++") is None, reason="g++-aarch64-linux-gnu is not installed")
+def test_the_wheel_for_arm_can_be_built_elsewhere(tmp_path: Path) -> None:
+    if not headers_compile_for_arm():
+        pytest.skip("this Python's headers do not compile for ARM")
+    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    variables = {
+        "_PYTHON_HOST_PLATFORM": "linux-aarch64",
+        "SETUPTOOLS_EXT_SUFFIX": suffix.replace("x86_64", "aarch64"),
+        "CMAKE_ARGS": "-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 "
+        "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
+        "REGARD_NATIVE": "required",
+    }
+    build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT)
+    succeeded(*build, cwd=tmp_path, **variables)
+    (made,) = tmp_path.glob("*.whl")
+    assert made.name.endswith("linux_aarch64.whl")
+    opened = zipfile.ZipFile(made)
+    (name,) = (name for name in opened.namelist() if name.startswith("regard/_native."))
+    assert ELFFile(io.BytesIO(opened.read(name)))["e_machine"] == "EM_AARCH64" and "x86" not in name
+    shown = succeeded(sys.executable, "-m", "auditwheel", "show", made, cwd=tmp_path)
+    assert "_aarch64" in shown and "manylinux_2_" in shown
 
 
 def test_the_commands_work_outside_of_the_repository(installed: Path, tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ import regard
 from regard import _cpu as system
 from regard import _version as version
 from regard.cli.doctor import _self_test_table
-from regard.doctor import edge_cases, environment, self_test
+from regard.doctor import device_test, edge_cases, environment, self_test
 from regard.doctor.checks import CHECKS, _advice, run_checks
 from regard.doctor.self_test import Row, relative_error, run_self_test
-from regard.kernels import native, reference
+from regard.kernels import native, reference, triton
 
 pytestmark = pytest.mark.usefixtures("full_tiles")
 
@@ -44,6 +44,77 @@ def pure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_missing", "the native module of regard was not built")
 
 
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_is_described_and_a_wrong_one_is_a_problem(untested, monkeypatch, capsys):
+    described = {"device": "cuda:0", "device name": "a GPU", "triton": "3.7"}
+    monkeypatch.setitem(CHECKS, "devices", lambda: {"cuda:0": described})
+    monkeypatch.setitem(CHECKS, "device_test", lambda: {"cuda:0": {"error": 1e-6, "problem": ""}})
+    code, out, _ = command(monkeypatch, capsys, "doctor")
+    assert code == 0 and "cuda:0: a GPU, triton 3.7" in out and "cuda:0 computes what the CPU computes" in out
+    monkeypatch.setitem(CHECKS, "device_test", lambda: {"cuda:0": {"error": None, "problem": "the output is bad"}})
+    code, out, _ = command(monkeypatch, capsys, "doctor")
+    assert code == 1 and "✗ cuda:0 computes wrong results: the output is bad" in " ".join(out.split())
+
+
+def test_the_verdicts_of_the_gpu_kernels_are_printed(untested, monkeypatch, capsys):
+    verdicts = {"cuda:0": {"float32": "", "bfloat16": "", "float16": "plain, forward: out differs"}}
+    monkeypatch.setitem(CHECKS, "kernel_check", lambda: verdicts)
+    code, out, _ = command(monkeypatch, capsys, "doctor")
+    said = " ".join(out.split())
+    assert code == 1 and "cuda:0: the Triton kernels passed their self-check in float32, bfloat16" in said
+    assert "✗ the Triton kernels are not used for float16 on cuda:0: plain, forward: out differs" in said
+
+
+def test_the_long_test_of_a_gpu_is_printed_and_can_fail(untested, monkeypatch, capsys):
+    row = Row("masks", cases=3, error={"forward": 1e-6}, torch_error={"forward": 1e-6})
+    result = WELL | {"backend": "triton", "rows": [row.to_dict()]}
+    monkeypatch.setattr(device_test, "_gpus", lambda: [torch.device("cuda:0")])
+    monkeypatch.setattr(device_test, "run_self_test", lambda backend, device: result)
+    monkeypatch.setitem(CHECKS, "kernel_check", lambda: {})
+    code, out, _ = command(monkeypatch, capsys, "doctor", "--gpu")
+    assert code == 0 and "self-test, triton backend on cuda:0" in out and "masks" in out
+    monkeypatch.setattr(device_test, "run_self_test", lambda backend, device: result | {"failed": ["masks: bad"]})
+    code, out, _ = command(monkeypatch, capsys, "doctor", "--gpu")
+    assert code == 1 and "✗ self-test on cuda:0 failed: masks: bad" in out
+
+
+@pytest.mark.skipif(not triton.installed(), reason="Triton is not installed")
+def test_the_self_test_runs_on_the_gpu_kernels(monkeypatch):
+    """In the interpreter, with few of its cases; a wrong kernel fails it."""
+    if not triton.interpreted():
+        pytest.skip("the kernels run on the GPU")
+    kinds = self_test._cases_by_kind
+    monkeypatch.setattr(self_test, "_masked_cases", lambda generator: iter(()))
+    monkeypatch.setattr(self_test, "_mixed_cases", lambda generator: iter(()))
+    monkeypatch.setattr(
+        self_test, "_cases_by_kind", lambda generator: {"some": iter([next(kinds(generator)["biases"])])}
+    )
+    report = run_self_test("triton")
+    assert report["passed"] and report["backend"] == "triton" and report["corners"] == {}
+    forward = triton.forward
+    monkeypatch.setattr(triton, "forward", lambda *a: forward(*a)._replace(out=forward(*a).out * 1.01))
+    assert run_self_test("triton")["failed"][0].startswith("some: forward errs")
+
+
+def test_without_a_gpu_the_long_test_is_refused_in_one_line(untested, monkeypatch, capsys):
+    monkeypatch.setattr(device_test, "_gpus", lambda: [])
+    monkeypatch.setattr(triton, "device_refusal", lambda device, dtype: "not here")
+    code, out, err = command(monkeypatch, capsys, "doctor", "--gpu")
+    assert code == 2 and not out and len(err) == 1 and "--gpu needs a CUDA or ROCm device" in err[0]
+
+
+def test_a_report_is_markdown_alone(untested, monkeypatch, capsys):
+    code, out, err = command(monkeypatch, capsys, "doctor", "--report")
+    assert (code, err) == (0, [])
+    lines = out.splitlines()
+    assert lines[:3] == ["### regard doctor", "", "```text"] and lines[-1] == "```"
+    assert "\x1b" not in out and "✓ all well" in lines
+    code, _, err = command(monkeypatch, capsys, "doctor", "--report", "--json")
+    assert code == 2 and "--report" in err[0]
+
+
 # --- what is printed --------------------------------------------------------------------------------------------------
 
 
@@ -57,7 +128,7 @@ def test_all_is_well_here(monkeypatch, capsys):
         assert sum(line.startswith(label + "  ") for line in lines) == 1, label
     assert f"self-test, {BACKEND} backend" in out
     if native.built():
-        assert f"in use {native.instruction_set()}" in out
+        assert f"in use {native.instruction_set()}" in " ".join(out.split())
 
 
 def test_the_same_as_data(monkeypatch, capsys, untested):

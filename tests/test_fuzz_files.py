@@ -16,7 +16,7 @@ from support.mutations import OPERATIONS, apply_edits, read_files, write_files
 
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "tests" / "corpus"
-KINDS = ("recording", "model", "preprocessor", "tokenizer", "recipe", "checkpoint", "record", "lab")
+KINDS = ("recording", "model", "gguf", "preprocessor", "tokenizer", "recipe", "checkpoint", "record", "lab")
 
 
 def fuzz(*options: str) -> str:

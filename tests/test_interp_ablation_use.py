@@ -105,7 +105,7 @@ def test_refusals() -> None:
         ablate(model, [(0, 0)], over=text)
     with pytest.raises(ValueError, match="by='mean' needs over="), ablate(model, [(0, 0)], by="mean"):
         pass
-    with pytest.raises(ValueError, match=r"head 3 of blocks\.1\.attention"):
+    with pytest.raises(ValueError, match=r"head 3 of 'blocks\.1\.attention'"):
         ablate(model, [(1, 3)]).loss_change(text)
     for layer in (2, "blocks.2.attention"):
         missing = f"layer {layer!r}.* 2 layers: blocks.0.attention"
@@ -128,9 +128,9 @@ def test_refusals() -> None:
 
 
 def test_a_model_whose_attention_cannot_be_reached_is_refused() -> None:
-    """Bloom multiplies by hand: a change of 0 would be a lie."""
-    bloom = make("BloomForCausalLM", {"vocab_size": V, "hidden_size": 12, "n_layer": 1, "n_head": 3})
-    with pytest.raises(ValueError, match="BloomForCausalLM called no attention"):
-        ablate(bloom, [(0, 0)]).loss_change(ids())
+    """Mamba has no attention: a change of 0 would be a lie."""
+    mamba = make("MambaForCausalLM", {"vocab_size": V, "hidden_size": 12, "num_hidden_layers": 1, "state_size": 4})
+    with pytest.raises(ValueError, match="MambaForCausalLM called no attention"):
+        ablate(mamba, [(0, 0)]).loss_change(ids())
     with pytest.raises(ValueError, match="Encoder called no attention"):
         ablate(Encoder(12, heads=3, layers=1), [(0, 0)]).loss_change(lambda: 1.0)

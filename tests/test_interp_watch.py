@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-import regard
 from regard import watch
-from regard._hooks import observed
+from regard._hooks import has_cross_attention_name, observed
 from regard.interp import huggingface
 from regard.models import load
 from regard.nn import Encoder, EncoderDecoder
@@ -61,6 +60,22 @@ def test_transformers_models(name: str) -> None:
         if name != "gpt-oss":  # its eager weights leave the sink out, and say nothing of it
             check_against(weights_of(plain, path, layer), observation)
     assert sum(per_stack.values()) == len(seen) > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "is_cross"),
+    [
+        ("decoder.layers.0.encoder_attn", True),
+        ("decoder.block.0.layer.1.EncDecAttention", True),
+        ("encoder.layer.1.crossattention.self", True),
+        ("layers.2.multihead_attn", True),
+        ("cross_modal_text_layers.0.crossattention.self", True),
+        ("cross_modal_text_layers.0.attention.self", False),
+        ("decoder.layers.0.self_attn", False),
+    ],
+)
+def test_cross_attention_is_known_by_its_name(path: str, is_cross: bool) -> None:
+    assert has_cross_attention_name(path) == is_cross
 
 
 def test_padding_of_a_text_is_not_read_as_rows_of_another() -> None:
@@ -217,6 +232,21 @@ def test_everything_is_put_back_when_something_raises() -> None:
     assert make("LlamaForCausalLM", LLAMA).config._attn_implementation == "sdpa"
 
 
+def test_contexts_that_end_in_the_order_in_which_they_began() -> None:
+    """As two threads that watch one model do."""
+    model = make("LlamaForCausalLM", LLAMA)
+    first = watch(model)
+    second = watch(model)
+    first.__enter__()
+    recording = second.__enter__()
+    first.__exit__(None, None, None)
+    with torch.no_grad():
+        model(ids())
+    second.__exit__(None, None, None)
+    assert len(recording) == 2
+    assert model.config._attn_implementation == "sdpa"
+
+
 def test_what_cannot_be_watched_is_refused() -> None:
     with pytest.raises(TypeError, match="model must be"):
         watch(3).__enter__()
@@ -242,29 +272,6 @@ def test_use_sets_our_attention_for_good_or_not_at_all() -> None:
     with pytest.raises(ValueError, match="BloomForCausalLM never calls transformers' attention interface"):
         huggingface.use(bloom)
     assert bloom.config._attn_implementation != "regard"
-
-
-def test_masks_stay_two_numbers_a_row() -> None:
-    """Our mask function gives a mask value, not B × 1 × n × n bools; what it does not know is dense, and right."""
-    from transformers import masking_utils as theirs
-
-    window = theirs.sliding_window_causal_mask_function(3)
-    real = real_rows(7)
-    for function in (theirs.causal_mask_function, theirs.bidirectional_mask_function, window):
-        for n, m, offset in ((7, 7, 0), (2, 7, 5), (1, 7, 6)):
-            for padding in (None, real):
-                given = {"batch_size": 3, "q_length": n, "kv_length": m, "q_offset": offset, "mask_function": function}
-                found = huggingface.make_mask(**given, attention_mask=padding)
-                expected = theirs.sdpa_mask(**given, attention_mask=padding, allow_is_causal_skip=False)
-                if found is None:
-                    assert bool(expected.all())
-                    continue
-                assert isinstance(found, regard.masks.Mask) and found.lower(n, m).dense is None
-                assert torch.equal(found.dense(n, m).expand(3, 1, n, m), expected.expand(3, 1, n, m))
-    chunked = theirs.chunked_causal_mask_function(3, torch.zeros(3, dtype=torch.int64))
-    given = {"batch_size": 3, "q_length": 7, "kv_length": 7, "mask_function": chunked}
-    dense = huggingface.make_mask(**given)
-    assert torch.equal(dense, theirs.sdpa_mask(**given, allow_is_causal_skip=False))
 
 
 def test_an_encoder_decoder_of_ours() -> None:

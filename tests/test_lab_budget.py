@@ -117,9 +117,16 @@ def test_configs_are_read_as_the_library_reads_them() -> None:
         "num_hidden_layers": 2,
     }
     vit |= {"num_attention_heads": 4, "intermediate_size": 96, "image_size": 32, "patch_size": 8} | labels
-    for config in (GPT2, vit):
+    latent = {"model_type": "deepseek_v3", "hidden_size": 48, "num_hidden_layers": 5, "num_attention_heads": 4}
+    latent |= {"intermediate_size": 96, "vocab_size": 101, "q_lora_rank": None}
+    latent |= {"n_routed_experts": 5, "num_experts_per_tok": 2}
+    falcon = {"model_type": "falcon", "hidden_size": 48, "num_hidden_layers": 5, "num_attention_heads": 4}
+    falcon |= {"new_decoder_architecture": True, "num_kv_heads": 2, "vocab_size": 101}
+    seeing = {"model_type": "gemma3", "text_config": latent | {"model_type": "gemma3_text", "sliding_window": 7}}
+    seeing |= {"vision_config": {name: vit[name] for name in vit if name not in ("model_type", "id2label")}}
+    for config in (GPT2, vit, latent, falcon, seeing):
         read = budget_responses.config_response(json.dumps(config | {"of_no_interest": "x" * 10_000}))
-        assert len(read["config"]) < 500
+        assert len(read["config"]) < 700
         for text in (json.dumps(config), read["config"]):
             response = budget_responses.plan_response(plan_request(config=text))
             assert response["parameters"] == budget.plan(budget.from_config(config)).parameters
@@ -414,3 +421,35 @@ def test_this_machine_is_measured_from_the_page(lab_page: Any, workspace: Any, m
     tab.reload()
     tab.locator("[data-card=time] small", has_text="tokens/s").wait_for()
     assert "measured 2026-01-02" in tab.locator(".machine .about").inner_text()
+
+
+def test_a_measurement_is_cancelled_before_the_lab_has_answered(lab_page: Any, workspace: Any) -> None:
+    tab = lab_page("?page=budget&machine=this")
+    tab.wait_for_selector(".budget[data-counted]")
+    held = []
+    tab.route("**/api/budget/measure", lambda route: held.append(route))
+    tab.get_by_role("button", name="measure (5 s)").click()
+    tab.get_by_role("button", name="cancel").click()
+    held[0].continue_()
+    tab.get_by_role("button", name="measure (5 s)").wait_for()
+    assert workspace.jobs.all()[-1].state == "cancelled"
+
+
+def test_a_chart_takes_the_width_of_its_box_when_the_box_is_shown(lab_page: Any) -> None:
+    tab = lab_page("?page=budget", 390)
+    tab.wait_for_selector(".budget[data-counted]")
+    drawn, shown = tab.evaluate(
+        """async () => {
+            const { plot } = await import("/static/plot.js");
+            const box = document.createElement("div");
+            box.style.width = "300px";
+            await plot(box, [{ x: [1, 2], y: [1, 2] }]);  // not on the page yet
+            const width = () => Number(box.querySelector("svg").getAttribute("width"));
+            const drawn = width();
+            document.body.append(box);
+            for (let i = 0; i < 500 && width() !== 300; i++) await new Promise((done) => setTimeout(done, 20));
+            return [drawn, width()];
+        }"""
+    )
+    assert drawn != 300
+    assert shown == 300

@@ -268,6 +268,22 @@ def test_compare_and_difference(lab_page: Any, workspace: Workspace) -> None:
     expect_address(tab, pinned="")
 
 
+def test_the_weight_of_the_last_head_is_not_shown_for_the_next_one(lab_page: Any) -> None:
+    tab = lab_page("?place=2&head=2&row=60&key=20")
+    wait_until_ready(tab)
+    shown_weight(tab, 60, 20)
+    held = []
+    tab.route("**/api/look/levels*", lambda route: held.append(route))
+    tab.locator(".head[data-place='1'][data-head='0']").click()
+    expect_address(tab, place="1", head="0")
+    expect(tab.locator(".readout")).to_have_text("")
+    expect(tab.locator("figure[data-map=B]")).to_have_attribute("aria-busy", "true")
+    for route in held:
+        route.continue_()
+    tab.unroute("**/api/look/levels*")
+    shown_weight(tab, 60, 20)
+
+
 def test_touch(lab_page: Any, workspace: Workspace) -> None:
     tab = lab_page("?place=2&head=2", width=390)
     canvas = wait_until_ready(tab)

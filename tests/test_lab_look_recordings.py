@@ -157,6 +157,8 @@ def test_a_new_text(lab_page: Any, workspace: Workspace, width: int) -> None:
     tab.get_by_label("recording", exact=True).select_option(recording_id)
     expect_address(tab, recording=recording_id)
     expect(tab.locator(".texts .token")).to_have_count(12)
+    # A request that is on its way when the recording is closed would be answered with 404.
+    tab.wait_for_load_state("networkidle")
     tab.get_by_role("button", name="close", exact=True).click()
     expect(tab).not_to_have_url(re.compile(recording_id))
     assert recording_id not in [item.id for item in workspace.items("recording")]

@@ -111,8 +111,8 @@ def test_the_command_generates(run: Run, folders: dict[str, Path], tmp_path: Pat
     seen = regard.interp.load_recording(tmp_path / "r")
     count = len(seen.metadata["tokens"]) - 7
     assert code == 0 and f"generated {count} tokens" in said and seen[0].n == 7 + count
-    gemma = theirs("Gemma2ForCausalLM", LLAMA | {"vocab_size": 61, "head_dim": 4}, tmp_path / "gemma")
-    code, said, _ = run("look", gemma, "-", "--generate", 4, "--no-text", "--out", tmp_path / "g", stdin=TEXT.encode())
+    coder = theirs("Starcoder2ForCausalLM", LLAMA | {"vocab_size": 61, "pad_token_id": 0}, tmp_path / "coder")
+    code, said, _ = run("look", coder, "-", "--generate", 4, "--no-text", "--out", tmp_path / "g", stdin=TEXT.encode())
     seen = regard.interp.load_recording(tmp_path / "g")
     assert code == 0 and "generated" not in said and "text" not in seen.metadata
     assert len(TEXT) < seen[0].n <= len(TEXT) + 4  # type: ignore[operator]
@@ -151,8 +151,8 @@ def theirs(kind: str, entries: dict[str, Any], folder: Path) -> Path:
 
 
 def test_models_that_only_transformers_knows(run: Run, tmp_path: Path) -> None:
-    gemma = theirs("Gemma2ForCausalLM", LLAMA | {"vocab_size": 61, "head_dim": 4}, tmp_path / "gemma")
-    code, said, _ = run("look", gemma, "-", "--html", tmp_path / "page.html", stdin=TEXT.encode())
+    coder = theirs("Starcoder2ForCausalLM", LLAMA | {"vocab_size": 61, "pad_token_id": 0}, tmp_path / "coder")
+    code, said, _ = run("look", coder, "-", "--html", tmp_path / "page.html", stdin=TEXT.encode())
     assert code == 0 and said.startswith("6 heads of layers.*.self_attn")
     assert '"t","h","e"' in (tmp_path / "page.html").read_text()
     bart = {"vocab_size": 61, "d_model": 12, "max_position_embeddings": 64, "decoder_start_token_id": 1}

@@ -14,6 +14,7 @@ from support.model_configs import (
     ENCODERS,
     IMAGES,
     LENGTHS,
+    LLAMA,
     SEQ2SEQ,
     V,
     ids,
@@ -22,8 +23,8 @@ from support.model_configs import (
 )
 from torch import Tensor
 
-from regard import Observe
-from regard.models import TextDecoder, load
+from regard import Observe, RegardError
+from regard.models import TextDecoder, create, load
 
 
 def result(output: Any) -> Tensor:
@@ -39,6 +40,12 @@ def result(output: Any) -> Tensor:
 def close(ours: Tensor, theirs: Tensor, bound: float) -> None:
     assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
     assert (ours - theirs).abs().max() <= bound * (1 + theirs.abs().max())
+
+
+def rotary_of(model: Any) -> Any:
+    """The rotary positions of a decoder; some layers of SmolLM3 have none."""
+    positions = [block.attention.position for block in model.decoder.blocks]
+    return next((position for position in positions if position is not None), None)
 
 
 def both(case: tuple[str, dict[str, Any]], folder: Path) -> tuple[Any, Any]:
@@ -74,7 +81,7 @@ def test_text_encoders(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None
 def test_text_decoders(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     """With padding on the right, on the left, and longer than a rotary model was trained for."""
     theirs, ours = both(case, tmp_path)
-    rotary = ours.decoder.blocks[0].attention.position
+    rotary = rotary_of(ours)
     lengths = (7,) if ours.max_positions else (7, 23)
     # In float64 once as they are, with norms and angles in float32, and once with these in float64 too.
     for dtype, bound in ((torch.float32, 1e-5), (torch.float64, 2e-6), (torch.float64, 1e-10)):
@@ -138,7 +145,7 @@ def test_images(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
 def test_decoders_write_what_transformers_writes(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     """Greedy, token for token: with a cache, without one, one text and a batch padded on the left."""
     theirs, ours = both(case, tmp_path)
-    rotary = ours.decoder.blocks[0].attention.position
+    rotary = rotary_of(ours)
     theirs, ours = in_float64(theirs, rotary), ours.double()
     rows = [ids(1, n, seed=n)[0].tolist() for n in (5, 2, 3)]
     for prompts in (rows[:1], rows):
@@ -214,6 +221,36 @@ def test_observing_a_loaded_model_changes_nothing_and_names_every_head(tmp_path:
         assert all(dict(ours.named_modules())[path].heads == o.entropy.shape[1] for path, o in seen.items())
 
 
+FIRST_OF_EACH = {case[0]: case for case in reversed(DECODERS) if case[0].endswith("ForCausalLM")}
+
+
+@pytest.mark.parametrize("case", FIRST_OF_EACH.values(), ids=name)
+def test_observed_weights_are_those_of_transformers(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    theirs, ours = both(case, tmp_path)
+    theirs.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = theirs(ids(), output_attentions=True, use_cache=False).attentions
+        _, observations = ours(ids(), observe=Observe(keep=True))
+    assert len(observations) == len(expected)
+    for observation, weights in zip(observations.values(), expected, strict=True):
+        for head in range(weights.shape[1]):
+            torch.testing.assert_close(observation.weights(head, batch=1), weights[1, head], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", FIRST_OF_EACH.values(), ids=name)
+def test_tokens_one_by_one_give_the_logits_of_the_whole_text(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    """In float32, where blocks that consist of our layers alone run as native calls."""
+    _, ours = both(case, tmp_path)
+    tokens = ids(n=12)
+    with torch.inference_mode():
+        whole = ours(tokens)
+        cache = ours.new_cache(12)
+        steps = [ours(tokens[:, :5], cache=cache)[:, -1:]]
+        for i in range(5, 12):
+            steps.append(ours(tokens[:, i : i + 1], cache=cache))
+    close(torch.cat(steps, dim=1), whole[:, 4:], 1e-5)
+
+
 def test_an_untied_head_of_t5(tmp_path: Path) -> None:
     """T5 1.1 and its kin hold a head of their own; transformers' newest config cannot say so, the files can."""
     from safetensors.torch import load_file, save_file
@@ -228,8 +265,13 @@ def test_an_untied_head_of_t5(tmp_path: Path) -> None:
         close(ours(ids(), ids(3, 5)), theirs(ids(), decoder_input_ids=ids(3, 5)).logits, 1e-5)
 
 
+HALVES = [DECODERS[0]]
+for _family in ("Gemma", "Gemma2", "Olmo2", "Llama"):
+    HALVES.append(FIRST_OF_EACH[f"{_family}ForCausalLM"])
+
+
 def test_half_precision(tmp_path: Path) -> None:
-    for case in (DECODERS[0], DECODERS[6]):
+    for case in HALVES:
         theirs, ours = both(case, tmp_path / case[0])
         half = load(tmp_path / case[0], dtype=torch.bfloat16)
         assert half.dtype == torch.bfloat16 and ours.dtype == torch.float32
@@ -243,3 +285,26 @@ def test_half_precision(tmp_path: Path) -> None:
 
 def test_transformers_is_there() -> None:
     assert transformers.__version__
+
+
+@pytest.mark.parametrize(
+    ("family", "entry", "value"),
+    [
+        ("gemma", "use_bidirectional_attention", True),
+        ("gemma2", "layer_types", ["sliding_attention"]),
+        ("gemma2", "attn_logit_softcapping", -1.0),
+        ("olmo", "clip_qkv", 8.0),
+        ("phi3", "sliding_window", 0),
+        ("phi3", "partial_rotary_factor", "half"),
+        ("smollm3", "no_rope_layers", [1]),
+        ("smollm3", "no_rope_layers", [1, 2]),
+        ("stablelm", "qk_layernorm", True),
+        ("stablelm", "use_parallel_residual", True),
+        ("llama", "partial_rotary_factor", 0.5),
+    ],
+)
+def test_what_a_family_does_not_have_is_refused(family: str, entry: str, value: object) -> None:
+    sizes = LLAMA | {"model_type": family, "head_dim": 8}
+    assert isinstance(create(sizes), TextDecoder)
+    with pytest.raises(RegardError, match=entry):
+        create(sizes | {entry: value})

@@ -183,7 +183,7 @@ def test_tensors_that_do_not_fit(written: dict[str, Path], tmp_path: Path) -> No
     refused(weigh(fresh(1), {"extra": torch.ones(2)}), "1 tensor is left over for GPT2LMHeadModel: extra")
     many = {f"extra.{i}": torch.ones(2) for i in range(5)}
     refused(weigh(fresh(2), many), "5 tensors are left over", "extra.0, extra.1, extra.2 and 2 more")
-    refused(weigh(fresh(3), {norm: torch.ones(11)}), f"{norm} has shape [11], but config.json makes it [12]")
+    refused(weigh(fresh(3), {norm: torch.ones(11)}), f"{norm} has shape [11], but the config makes it [12]")
     c_attn = "transformer.h.0.attn.c_attn.weight"
     refused(weigh(fresh(4), {c_attn: torch.ones(36, 12)}), f"{c_attn} has shape [36, 12]", "makes it [12, 36]")
     refused(configure(fresh(5), vocab_size=41), "transformer.wte.weight has shape [37, 12]", "makes it [41, 12]")

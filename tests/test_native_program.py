@@ -31,4 +31,6 @@ def test_this_machine() -> None:
 @pytest.mark.skipif(shutil.which("qemu-aarch64-static") is None, reason="qemu-user-static is not installed")
 def test_arm() -> None:
     output = run("arm")
-    assert " 0 failed" in output.splitlines()[-1] and "neon:" in output
+    assert " 0 failed" in output.splitlines()[-1]
+    assert "neon:" in output
+    assert "neonbf16:" in output

@@ -304,6 +304,27 @@ def test_weights_and_second_pass_values_add_up_to_one_whatever_the_scores(backen
     assert hard.weights(0).sum().item() == 1
 
 
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("n", [1, 11, 37])
+def test_rows_that_do_not_count_and_their_neighbours_in_registers_add_nothing(n: int, backend: str) -> None:
+    """Huge scores of other rows, and NaN in padding, must not reach the sums over rows."""
+    torch.manual_seed(5)
+    observe = Observe(map=3, profile=2, key_mass=True, queries=torch.arange(n).unsqueeze(0) != 2)
+    for factor in (1.0, 1e7):
+        # All scores are negative: the row maximum of a neighbour is then far below the scores of an empty register.
+        q = torch.rand(2, 4, n, 32) * factor
+        k = -torch.rand(2, 4, n, 32) * factor
+        without = regard.attention(q, k, k, observe=observe, backend=backend)[1]
+        q[:, :, 2:3] = math.nan
+        observation = regard.attention(q, k, k, observe=observe, backend=backend)[1]
+        for name in ("key_mass", "map", "profile"):
+            values = getattr(observation, name)
+            assert values.isfinite().all() and values.min() >= 0
+            if factor == 1:
+                torch.testing.assert_close(values, getattr(without, name), rtol=0, atol=1e-6)
+        torch.testing.assert_close(observation.key_mass.sum(-1), torch.ones(4), rtol=0, atol=1e-4)
+
+
 def test_queries_named_for_a_batch_of_several_dimensions() -> None:
     q = torch.randn(3, 2, 1, 4, 2, dtype=D)
     flat = regard.attention(q, q, q, observe=Observe(queries=[1, 2, 3, 4, 1, 2]))[1]

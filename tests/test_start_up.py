@@ -35,11 +35,16 @@ def start(*arguments: object) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(("option", "expected"), [("--help", [*COMMANDS]), ("--version", [regard.__version__])])
+LISTED = [name for name, command in COMMANDS.items() if not command.is_hidden]
+
+
+@pytest.mark.parametrize(("option", "expected"), [("--help", LISTED), ("--version", [regard.__version__])])
 def test_the_list_of_commands_needs_no_torch(option: str, expected: list[str]) -> None:
     lines = start(option)
     assert lines[-1] == "False"
     assert not [text for text in expected if text not in "\n".join(lines)]
+    # A command for contributors is not listed.
+    assert "zoo" not in "\n".join(lines)
 
 
 @pytest.mark.usefixtures("own_cache")

@@ -64,7 +64,7 @@ def test_attention_alone_is_saved_and_read_back(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="heads"):
         load(tmp_path)
     (tmp_path / "config.json").write_text(text.replace('"heads": 3', '"heads": 4').replace('"d": 64', '"d": 32'))
-    with pytest.raises(ValueError, match=r"has shape \[64, 1, 2, 2\], but config\.json makes it \[32, 1, 2, 2\]"):
+    with pytest.raises(ValueError, match=r"has shape \[64, 1, 2, 2\], but the config makes it \[32, 1, 2, 2\]"):
         load(tmp_path)
 
 

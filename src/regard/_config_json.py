@@ -18,15 +18,30 @@ LARGEST_JSON = 64 * 2**20  # bytes
 CLASS_PREFIXES = {
     "bert": "Bert",
     "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
+    "electra": "Electra",
+    "modernbert": "ModernBert",
     "distilbert": "DistilBert",
     "gpt2": "GPT2",
     "llama": "Llama",
     "mistral": "Mistral",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
+    "gemma": "Gemma",
+    "gemma2": "Gemma2",
+    "olmo": "Olmo",
+    "olmo2": "Olmo2",
+    "phi3": "Phi3",
+    "smollm3": "SmolLM3",
+    "stablelm": "StableLm",
     "t5": "T5",
     "vit": "ViT",
 }
+
+
+class UnknownHeadError(RegardError):
+    """The config's architecture is a class of its family that is not among those that the caller knows."""
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -54,6 +69,14 @@ ACTIVATION_NAMES = {
 }
 
 
+# Names of classes in configs that were published before transformers had the class.
+OLD_CLASS_NAMES = {"MPTForCausalLM": "MptForCausalLM"}
+
+
+class MissingEntryError(RegardError):
+    """An entry that a config needs is missing."""
+
+
 class Config(dict[str, Any]):
     """The entries of a JSON config file; null counts as absent. ``file`` is the name of the file in error messages.
 
@@ -74,7 +97,7 @@ class Config(dict[str, Any]):
         names = self.get("architectures") or [""]
         if not isinstance(names, list) or not isinstance(names[0], str):
             raise self.error("architectures", "it must be a list of names")
-        return names[0]
+        return OLD_CLASS_NAMES.get(names[0], names[0])
 
     def head_name(self, *names: str) -> str:
         """Return the task head of the architecture: its name without the model prefix, for example "ForCausalLM".
@@ -87,7 +110,7 @@ class Config(dict[str, Any]):
         name = self.architecture.removeprefix(prefix)
         if self.architecture != prefix + name or name not in names:
             known = ", ".join(prefix + name for name in names)
-            raise RegardError(f"{self.file}: architectures is {self.architecture}; it must be one of {known}")
+            raise UnknownHeadError(f"{self.file}: architectures is {self.architecture}; it must be one of {known}")
         return name
 
     def class_count(self) -> int:
@@ -97,19 +120,30 @@ class Config(dict[str, Any]):
     def sliding_windows(self) -> list[int | None]:
         """Return, per layer of a Llama-like decoder, how many keys a query sees, its own included. None means all."""
         layers = self.layer_count("num_hidden_layers")
-        if self.model_type == "llama":
+        if self.model_type in ("llama", "gemma", "olmo", "olmo2", "stablelm"):
             return [None] * layers
         window = None
         if self.get("sliding_window") is not None:
             window = self.integer("sliding_window")
+        if self.model_type == "phi3":
+            return [window] * layers
         if self.model_type == "mistral":
             # An exception: here null does not count as absent. It disables the window; a missing entry means 4096.
             return [window if "sliding_window" in self else 4096] * layers
-        if not self.boolean("use_sliding_window", False):
+        if self.model_type != "gemma2" and not self.boolean("use_sliding_window", False):
             return [None] * layers
 
         choices = {"full_attention": None, "sliding_attention": window if window is not None else 4096}
         layer_types = self.get("layer_types")
+        if self.model_type == "smollm3":
+            choices["sliding_attention"] = window  # None: no window
+            if layer_types is None:
+                names = {True: "full_attention", False: "sliding_attention"}
+                layer_types = [names[rotates] for rotates in self.rotary_layers()]
+        if self.model_type == "gemma2":
+            choices["sliding_attention"] = window if "sliding_window" in self else 4096  # as for Mistral
+            if layer_types is None:
+                layer_types = [("sliding_attention", "full_attention")[i % 2] for i in range(layers)]
         if layer_types is None:
             first = self.integer("max_window_layers", 28, least=0)
             layer_types = ["full_attention"] * min(first, layers) + ["sliding_attention"] * max(0, layers - first)
@@ -117,6 +151,18 @@ class Config(dict[str, Any]):
         if not valid or len(layer_types) != layers:
             raise self.error("layer_types", f"it must name {layers} layers as {' or '.join(choices)}")
         return [choices[layer_type] for layer_type in layer_types]
+
+    def rotary_layers(self) -> list[bool]:
+        """Return, per layer of a SmolLM3, whether it has rotary positions; the others have none at all."""
+        layers = self.layer_count("num_hidden_layers")
+        rotates = self.get("no_rope_layers")
+        if rotates is None:
+            interval = self.integer("no_rope_layer_interval", 4)
+            return [(i + 1) % interval != 0 for i in range(layers)]
+        # 1 means that the layer does have rotary positions, although the name says otherwise.
+        if not isinstance(rotates, list) or len(rotates) < layers or any(x not in (0, 1) for x in rotates):
+            raise self.error("no_rope_layers", f"it must be a list of 0 and 1 for {layers} layers")
+        return [bool(x) for x in rotates[:layers]]
 
     def integer(self, name: str, default: int = _MISSING, least: int = 1) -> int:
         """Return an entry that must be an integer ≥ ``least`` and below 2³¹."""
@@ -201,7 +247,7 @@ class Config(dict[str, Any]):
     def _value(self, name: str, default: Any) -> Any:
         value = self.get(name)
         if value is None and default is _MISSING:
-            raise RegardError(f"{self.file} has no {name}; a {self.get('model_type', 'model')} needs one")
+            raise MissingEntryError(f"{self.file} has no {name}; a {self.get('model_type', 'model')} needs one")
         return value if value is not None else default
 
 

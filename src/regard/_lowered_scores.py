@@ -232,6 +232,19 @@ class Scores:
         detached = self._map_tensors(lambda x, name: x.detach(), ("bias", "sinks"))
         return replace(detached, dropout=0.0, seed=None)
 
+    def to(self, device: torch.device) -> Scores:
+        """The same options with all tensors on a device."""
+
+        def move(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.to(device)
+
+        moved = {name: move(getattr(self, name)) for name in ("lo", "hi", "mask", "bias", "sinks", "seed")}
+        terms = []
+        for term in self.terms:
+            positions = (term.query_positions.to(device), term.key_positions.to(device))
+            terms.append(RelativeTerm(term.table.to(device), *positions, term.first_offset))
+        return replace(self, **moved, terms=tuple(terms))  # type: ignore[arg-type]
+
     def select_entry(self, batch: int) -> Scores:
         """The same options for one entry of the batch."""
 

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from regard._checks import as_lengths, as_tensor, can_read_values, check_integer, is_integer_dtype
+from regard._devices import widest
 from regard._errors import RegardError, RegardTypeError
 from regard._register_pytree import register_pytree
 from regard._shapes import resolve_offset
@@ -251,7 +252,7 @@ class Observation:
         counted = self.counted
         if name == "distance" and self.observe.grid is not None:
             counted = counted & self._on_grid()  # the row of a class token has no distance
-        total = torch.where(counted, values.double(), 0).sum((0, 2))
+        total = torch.where(counted, widest(values), 0).sum((0, 2))
         return total / counted.sum((0, 2))
 
     def _on_grid(self) -> Tensor:
@@ -343,7 +344,10 @@ class Observation:
         tensor([0., 0., 0., 0., 0.])
         """
         if self.value_norm is None:
-            raise RegardError("the norms of values were not measured; use regard.watch(model, observe, values=True)")
+            raise RegardError(
+                "value_norm is unknown: it needs regard.watch(model, observe, values=True), and one linear layer that "
+                "reads the output of the heads (docs/interp.md)"
+            )
         weights = self.weights(head, rows, keys, batch=batch)
         norms = self.value_norm[batch, self.head_index(head)]
         # Norms are per key, so they need the same selection of keys as the weights.
@@ -353,7 +357,10 @@ class Observation:
     def find_saved_call(self, batch: int) -> tuple[SavedCallProtocol, int]:
         """Return the saved call that contains a batch entry, and the index of the entry within that call."""
         if not self.saved_calls:
-            raise RegardError("exact weights need q and k; observe with Observe(keep=True)")
+            raise RegardError(
+                "exact weights need q and k: observe with Observe(keep=True); if that was given, the calls of this "
+                "layer cannot be joined, and recording.calls has each of them"
+            )
         total = sum(call.batch_size for call in self.saved_calls)
         if check_integer("batch", batch) >= total:
             raise RegardError(f"batch is {batch}; this observation has batch entries 0 … {total - 1}")

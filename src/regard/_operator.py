@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from regard._checks import check_number, check_probability, check_tensor, is_tracing
+from regard._devices import draw_seed, move_to
 from regard._errors import RegardError, RegardTypeError
 from regard._lowered_scores import Bias, RelativeTerm, Scores
 from regard._observables import Observation, Observe
@@ -85,7 +86,8 @@ def attention(
     sinks: ``[H]``, one extra logit per head that is only in the denominator.
     dropout: the probability that a weight is set to 0; the others are divided by 1 − dropout. Uses torch's generator.
     observe: what to measure during the computation; None measures nothing.
-    backend: ``"native"``, ``"reference"`` or ``"auto"`` (native where it can run the call).
+    backend: ``"native"`` (CPU), ``"triton"`` (CUDA and ROCm), ``"reference"``, or ``"auto"``: native or triton where
+        they can run the call, else the reference.
 
     Returns
     -------
@@ -121,7 +123,7 @@ def attention(
     if not is_tracing():
         refuse_transforms()
     shape = attention_shape(q, k, v)
-    kernel = resolve_backend(backend, q)
+    kernel = resolve_backend(backend, q, v)
     scale, softcap, dropout = check_options(shape, scale, softcap, sinks, dropout)
     q = flatten_batch(q, shape.batch)
     k = flatten_batch(k, shape.batch)
@@ -130,13 +132,13 @@ def attention(
     # From here on there are no mask and bias values, only tensors and numbers: the lowered form of the call.
     lo, hi, visible = _lower_mask(mask, shape, q.device)
     # The reference computes in float64 on a CPU; tables that a bias computes from q need the same dtype.
-    added, terms = _lower_bias(bias, q if kernel == "native" else q.to(working_dtype(q)), shape)
+    added, terms = _lower_bias(bias, q.to(working_dtype(q)) if kernel == "reference" else q, shape)
     seed = None
     if dropout > 0:
         # A tensor, so that compiled code draws a new one at every call.
-        seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device=q.device)
+        seed = draw_seed(q.device)
     if sinks is not None:
-        sinks = sinks.to(q.device)
+        sinks = move_to(sinks, q.device)
     scores = Scores(scale, softcap, lo, hi, visible, added, terms, sinks, dropout, seed)
 
     if observe is None:
@@ -351,7 +353,7 @@ def _lower_bias(bias: Bias | Tensor | None, q: Tensor, shape: Shape) -> tuple[Te
         raise RegardTypeError("bias must be a float tensor; pass a bool tensor as mask= (True = may attend)")
     if not bias.is_floating_point():
         raise RegardTypeError(f"bias must be a float tensor, got {bias.dtype}")
-    return flatten_scores_like(bias.to(q.device), shape, "bias"), ()
+    return flatten_scores_like(move_to(bias, q.device), shape, "bias"), ()
 
 
 def find_real_queries(

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard._devices import widest, widest_dtype
 from regard._errors import RegardError
 from regard._lowered_scores import Scores, check_scores
 from regard._observables import Index, index_tensor
 from regard._register_pytree import register_pytree
-from regard.kernels import native
+from regard.kernels.choose_backend import fast_kernel
 from regard.kernels.score_tiles import (
     Problem,
     bias_tile,
@@ -33,7 +34,7 @@ class SavedCall:
 
     q and k are the caller's tensors, not copies: changing them in place changes what is computed here. The softmax sums
     of rows are computed again over all keys, so that rows add up to 1. Weights come from the reference kernel, tiles
-    from the native kernel where it can run.
+    from the native or the Triton kernel where one can run.
 
     Raises ``RegardError`` if q, k and the options do not fit together: they may come from a file of anyone.
     """
@@ -78,11 +79,12 @@ class SavedCall:
         return visible
 
     def row_max_and_sum(self, batch: int, head: int, rows: slice | None = None) -> tuple[Tensor, Tensor] | None:
-        """``row_max`` and ``row_sum`` of a head's rows by the native kernel; None where it cannot compute them."""
+        """``row_max`` and ``row_sum`` of a head's rows, not by the reference; None if only that can compute them."""
         problem = _select_rows(self.select_head(batch, head), rows)
-        if native.refusal(problem.q):
+        kernel = fast_kernel(problem.q)
+        if kernel is None:
             return None
-        sums = native.row_max_and_sum(problem.q, problem.k, problem.scores)
+        sums = kernel.row_max_and_sum(problem.q, problem.k, problem.scores)
         if sums is None:
             return None
         row_max, row_sum = sums
@@ -91,7 +93,7 @@ class SavedCall:
     def bin_masses(
         self, batch: int, head: int, rows: slice, edges: Tensor, sums: tuple[Tensor, Tensor] | None = None
     ) -> Tensor | None:
-        """``[rows, bins]``: the weight of each row on the keys ``edges[t] ≤ j < edges[t + 1]``, by the native kernel.
+        """``[rows, bins]``: the weight of each row on the keys ``edges[t] ≤ j < edges[t + 1]``.
 
         ``sums``: the ``row_max_and_sum`` of these rows, if they are known. Returns None where
         ``row_max_and_sum`` does.
@@ -101,35 +103,43 @@ class SavedCall:
         if sums is None:
             return None
         problem = _select_rows(self.select_head(batch, head), rows)
+        kernel = fast_kernel(problem.q)
+        if kernel is None:
+            return None
         row_max = sums[0].reshape(1, 1, -1)
         row_sum = sums[1].reshape(1, 1, -1)
-        return native.bin_masses(problem.q, problem.k, row_max, row_sum, problem.scores, edges)[0, 0]
+        masses: Tensor = kernel.bin_masses(problem.q, problem.k, row_max, row_sum, problem.scores, edges)
+        return masses[0, 0]
 
     def tile(self, batch: int, head: int, rows: Index, keys: Index, size: int, counted: Tensor) -> Tensor:
         """Pool a region to at most size × size: the mean over its counted rows of the weight on a bin of keys."""
-        row_index, key_index = self._indices(rows, keys)
+        row_index = index_tensor(rows, self.q.shape[2], "rows").cpu()
+        key_index = index_tensor(keys, self.k.shape[2], "keys").cpu()
         height = min(size, len(row_index))
         width = min(size, len(key_index))
         masses = None
-        # The native kernel takes consecutive rows and keys only.
+        # The native and the Triton kernel take consecutive rows and keys only.
         if height and width and _is_run(row_index) and _is_run(key_index):
             # Bin t begins at key ⌈t·m/width⌉ of the region.
             edges = int(key_index[0]) + -(-torch.arange(width + 1) * len(key_index) // width)
             masses = self.bin_masses(batch, head, slice(int(row_index[0]), int(row_index[-1]) + 1), edges)
+        # Until here the indices are read on the CPU, from here on they select on the device of q.
+        row_index = row_index.to(self.q.device)
         if masses is None:
+            key_index = key_index.to(self.q.device)
             masses = self._reference_masses(self.select_head(batch, head), row_index, key_index, width)
         return pool_rows(masses, height, counted.to(masses.device)[row_index]).to(result_dtype(self.q.dtype))
 
     def _reference_masses(self, problem: Problem, row_index: Tensor, key_index: Tensor, width: int) -> Tensor:
         """``[rows, width]``: the weight of each row on each bin of any keys, by the reference kernel."""
         key_bin = torch.arange(len(key_index), device=key_index.device) * width // max(1, len(key_index))
-        masses = self.q.new_zeros(len(row_index), width, dtype=torch.float64)
+        masses = self.q.new_zeros(len(row_index), width, dtype=widest_dtype(self.q.device))
         row_step, key_step = tile_shape(problem)
         with full_precision(self.q):
             for i in range(0, len(row_index), row_step):
                 weight_rows = _WeightRows(problem, row_index[i : i + row_step])
                 for j in range(0, len(key_index), key_step):
-                    weights = weight_rows.weights(key_index[j : j + key_step]).double()
+                    weights = widest(weight_rows.weights(key_index[j : j + key_step]))
                     masses[i : i + row_step].index_add_(1, key_bin[j : j + key_step], weights)
         return masses
 
@@ -176,9 +186,9 @@ def pool_rows(masses: Tensor, height: int, counted: Tensor) -> Tensor:
     if height == len(masses):
         return masses
     bins = torch.arange(len(masses), device=masses.device) * height // len(masses)
-    masses = masses.double()
+    masses = widest(masses)
     sums = masses.new_zeros(height, masses.shape[1]).index_add_(0, bins, masses)
-    rows = masses.new_zeros(height).index_add_(0, bins, counted.double())
+    rows = masses.new_zeros(height).index_add_(0, bins, counted.to(masses.dtype))
     return sums / rows.clamp(min=1).unsqueeze(-1)
 
 

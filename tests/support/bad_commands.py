@@ -27,6 +27,7 @@ CALLS = {
     "lab": ["lab", "--no-browser"],
     "look": ["look", "MODEL", "--text", "text.txt"],
     "train": ["train", "dates", "--recipe"],
+    "zoo": ["zoo", "no-such-architecture"],
 }
 DIGITS = "9" * 400
 NOT_INTEGERS = ["x", "", "1.5", "1e3", "nan", "--", "0x10", "１２３x", "1 2", "\x1b[31m5"]
@@ -69,6 +70,9 @@ OUT_OF_RANGE = {
     ("convolve", "dilation"): ["0", "99999999", DIGITS],
     ("convolve", "padding"): ["99999999", DIGITS, "-1"],
     ("bench", "seconds"): ["-1", "nan"],
+    ("zoo", "seconds"): ["0", "nan", "inf", DIGITS],
+    ("zoo", "memory"): ["0", DIGITS],
+    ("zoo", "jobs"): ["0", DIGITS],
     ("budget", "tokens"): ["0", "-1", DIGITS, "1.5"],
     ("budget", "batch"): ["0", DIGITS],
     ("budget", "memory"): ["0", "5", "-1GB", DIGITS + "GB"],
@@ -194,7 +198,7 @@ def _bad_arguments(command: str, name: str) -> list[list[str]]:
     """Values of an argument, with ``@`` and its position in the call of the command."""
     if name in ("folder", "folders") or (command, name) == ("look", "model"):
         return [["@1", value] for value in NOT_MODELS]
-    if (command, name) in (("budget", "model"), ("train", "task"), ("bench", "words")):
+    if (command, name) in (("budget", "model"), ("train", "task"), ("bench", "words"), ("zoo", "names")):
         return [["@1", value] for value in ("", "nosuch", "\x1b[31mnosuch", "x" * 5000, DIGITS)]
     if (command, name) == ("budget", "fields"):
         return [[value] for value in ("d=x", f"d={DIGITS}", "=", "nosuch=1", "d=0", "d=-5", "\x1b[31m=1")]

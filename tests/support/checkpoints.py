@@ -13,6 +13,37 @@ from torch import Tensor, nn
 from regard import Rotary
 
 transformers = pytest.importorskip("transformers")
+sdpa_mask = transformers.masking_utils.sdpa_mask
+
+
+CAPPED = "capped_in_any_dtype"
+
+
+def _capped_attention(
+    module: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scaling: float = 1.0,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention with a soft cap in the dtype of q: transformers' own takes the softmax in float32."""
+    groups = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(groups, dim=1).mT * scaling
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    n, m = scores.shape[-2:]
+    if mask is None:
+        mask = torch.ones(n, m, dtype=torch.bool).tril(m - n)
+    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    out = scores.softmax(dim=-1) @ v.repeat_interleave(groups, dim=1)
+    return out.transpose(1, 2).contiguous(), None
+
+
+transformers.AttentionInterface.register(CAPPED, _capped_attention)
+transformers.AttentionMaskInterface.register(CAPPED, sdpa_mask)
 
 
 def perturb(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -31,6 +62,8 @@ def make(kind: str, entries: dict[str, Any], seed: int = 0) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = cls(cls.config_class(**entries))
+    if model.config.model_type == "gemma2":
+        model.set_attn_implementation(CAPPED)
     return perturb(model, seed).eval()
 
 
@@ -55,9 +88,19 @@ def in_float64(model: Any, position: Rotary | None = None) -> Any:
     """The same model entirely in float64: float32 norms are replaced, and rotary angles come from ``position``."""
     model = model.double()
     for name, module in list(model.named_modules()):
-        if type(module).__name__ in ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "T5LayerNorm"):
+        kind = type(module).__name__
+        norm = None
+        if kind in ("GemmaRMSNorm", "Gemma2RMSNorm"):
+            norm = Float64Norm(1 + module.weight, module.eps)
+        elif kind.endswith("RMSNorm") or kind == "T5LayerNorm":
+            norm = Float64Norm(module.weight, module.variance_epsilon)
+        elif kind == "OlmoLayerNorm":
+            norm = nn.LayerNorm(module.normalized_shape, 1e-5, elementwise_affine=False)
+        if norm is not None:
             parent, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, Float64Norm(module.weight, module.variance_epsilon))
+            setattr(model.get_submodule(parent), leaf, norm)
+        if kind.endswith("ScaledWordEmbedding"):
+            module.embed_scale.fill_(module.scalar_embed_scale)  # it was rounded to float32
         if type(module).__name__.endswith("RotaryEmbedding"):
             assert position is not None
             module.forward = _waves(position)

@@ -154,6 +154,27 @@ def use_model(attempt: Attempts, folder: Path, scratch: Path) -> None:
     attempt("save", lambda: model.save(scratch / "again"))
 
 
+def use_gguf(attempt: Attempts, folder: Path, scratch: Path) -> None:
+    """Load a GGUF file, run it, generate, describe it, save it as a folder; open it in the lab and the terminal."""
+    file = folder / "model.gguf"
+    attempt("regard describe", run_command, "describe", str(file))
+    text = scratch / "text.txt"
+    text.write_text(TEXT)
+    attempt("regard look", run_command, "look", str(file), "--text", str(text), "--csv", str(scratch / "look.csv"))
+    if file.exists():  # the command refuses what is not there, before the lab opens it
+        workspace, _ = _open_in_lab(attempt, file, scratch / "state")
+        attempt("lab workspace", request, workspace, "/api/workspace")
+        workspace.close()
+    model = attempt("load", models.load, file)
+    if model is None:
+        return
+    attempt("forward", _forward, model)
+    attempt("generate", model.generate, torch.tensor([[1, 2, 3]]), 2)
+    attempt("stream", lambda: list(model.stream(TEXT, 2)))
+    attempt("tokens", model.tokenizer.tokens, [0, 1, 36])
+    attempt("save", lambda: model.save(scratch / "again"))
+
+
 def _forward(model: Any) -> None:
     with torch.no_grad():
         if isinstance(model, ImageModel):

@@ -20,7 +20,8 @@ from regard.lab.workspace import Workspace
 from regard.nn import Decoder, EncoderDecoder
 from regard.training._train import train
 from regard.training.tasks import TASKS
-from support.model_configs import BERT, GPT2, LLAMA, T5, VIT
+from support.gguf_files import write_gguf
+from support.model_configs import BERT, GPT2, HALF, LLAMA, T5, VIT
 from support.mutations import Files, read_document, read_files, write_document
 from support.tiny_task import Tiny
 
@@ -30,6 +31,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt2": GPT2 | {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
     "llama": LLAMA | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
     "qwen3": LLAMA | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 8},
+    "gemma2": LLAMA | {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "head_dim": 8},
+    "phi3": LLAMA | {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"]} | HALF | {"head_dim": 8},
+    "smollm3": LLAMA | {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]},
     "bert": BERT | {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
     "t5": T5 | {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
     "vit": VIT | {"model_type": "vit", "architectures": ["ViTForImageClassification"], "image_size": 8},
@@ -145,6 +149,32 @@ def model_folders() -> dict[str, Files]:
     files["model.safetensors.index.json"] = json.dumps(index).encode()
     folders["in parts"] = files
     return folders
+
+
+def gguf_files() -> dict[str, Files]:
+    """Files of each kind of tokenizer, with plain and with quantised tensors."""
+    letters = [chr(code) for code in range(60, 94)]
+    pieces = {"model": "llama", "tokens": ["<s>", "</s>", "\u2581", *letters], "scores": [0.0] * 37}
+    pairs = {"model": "gpt2", "pre": "llama-bpe", "tokens": [*letters, "ab", "<s>", "</s>"], "merges": ["a b"]}
+    wide = MODELS["llama"] | {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32}
+    cases = {
+        "pieces": ("llama", MODELS["llama"], None, pieces | {"bos_token_id": 0, "token_type": [3, 3] + [1] * 35}),
+        "pairs": ("gpt2", MODELS["gpt2"], None, pairs | {"eos_token_id": 36}),
+        "quantised": ("llama", wide, "Q4_0", {}),
+    }
+    files = {}
+    for name, (architecture, entries, quantise, tokenizer) in cases.items():
+        torch.manual_seed(0)
+        model = models.create({"rms_norm_eps": 1e-6, "layer_norm_epsilon": 1e-5} | entries)
+        metadata = {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()}
+
+        def save(folder: Path, options: Any = (model, architecture, quantise, metadata)) -> None:
+            folder.mkdir()
+            model, architecture, quantise, metadata = options
+            write_gguf(model, folder / "model.gguf", architecture, quantise=quantise, metadata=metadata)
+
+        files[name] = _saved(save)
+    return files
 
 
 def preprocessors() -> dict[str, Files]:

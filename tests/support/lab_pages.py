@@ -125,12 +125,22 @@ def send(address: str, path: str, body: Any = None) -> tuple[int, Any]:
         return error.code, json.load(error)
 
 
+# The elements that reach beyond the right edge of the window, for the message of a failed test.
+WIDE_ELEMENTS = """() => [...document.querySelectorAll("body *")]
+    .filter((node) => node.getBoundingClientRect().right > document.documentElement.clientWidth)
+    .map((node) => [node.tagName, node.className?.baseVal ?? node.className,
+                     node.getBoundingClientRect().right].join(" "))"""
+
+
 def fits(tab: Any) -> bool:
     """Wait until nothing on the page is wider than the window, and return True.
 
     A page that is being redrawn can be wider for one frame, so one measurement would say too little.
     """
-    until(tab, "document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    try:
+        until(tab, "document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    except Exception as error:
+        raise AssertionError(f"wider than the window: {tab.evaluate(WIDE_ELEMENTS)}") from error
     return True
 
 

@@ -39,6 +39,8 @@ def rope(kind: str, **entries: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 100.0, **entries}}
 
 
+WHOLE = rope("default", partial_rotary_factor=1.0)
+HALF = rope("default", partial_rotary_factor=0.5)
 DECODERS: list[tuple[str, dict[str, Any]]] = [
     ("GPT2LMHeadModel", GPT2),
     ("GPT2LMHeadModel", GPT2 | {"n_inner": 17, "activation_function": "relu", "tie_word_embeddings": False}),
@@ -80,6 +82,49 @@ DECODERS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("Qwen3ForCausalLM", LLAMA | {"head_dim": 8, "attention_bias": True}),
     ("Qwen3Model", LLAMA | {"head_dim": 6}),
+    ("GemmaForCausalLM", LLAMA | {"head_dim": 8}),
+    ("GemmaForCausalLM", LLAMA | {"head_dim": 6, "attention_bias": True, "tie_word_embeddings": False}),
+    ("GemmaModel", LLAMA | {"head_dim": 4, "hidden_act": "gelu"}),
+    ("Gemma2ForCausalLM", LLAMA | {"head_dim": 8, "sliding_window": 4, "num_hidden_layers": 3}),
+    (
+        "Gemma2ForCausalLM",
+        LLAMA
+        | {"head_dim": 6, "query_pre_attn_scalar": 9, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5}
+        | {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3},
+    ),
+    (
+        "Gemma2ForCausalLM",
+        LLAMA | {"head_dim": 8, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    ("Olmo2ForCausalLM", LLAMA),
+    ("Olmo2ForCausalLM", LLAMA | {"num_key_value_heads": 3, "attention_bias": True, "tie_word_embeddings": True}),
+    ("Olmo2Model", LLAMA | {"rms_norm_eps": 1e-3}),
+    ("Phi3ForCausalLM", LLAMA),
+    (
+        "Phi3ForCausalLM",
+        LLAMA
+        | {"hidden_size": 24, "sliding_window": 4, "num_key_value_heads": 3, "original_max_position_embeddings": 16}
+        | rope("default", partial_rotary_factor=0.5),
+    ),
+    (
+        "Phi3ForCausalLM",
+        LLAMA
+        | {"hidden_size": 24, "original_max_position_embeddings": 16, "max_position_embeddings": 64}
+        | rope("longrope", partial_rotary_factor=0.5, short_factor=[1.0, 1.5], long_factor=[2.0, 4.0]),
+    ),
+    ("Phi3Model", LLAMA),
+    ("OlmoForCausalLM", LLAMA),
+    ("OlmoForCausalLM", LLAMA | {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 3}),
+    ("StableLmForCausalLM", LLAMA | {"hidden_size": 24}),
+    ("StableLmForCausalLM", LLAMA | {"use_qkv_bias": True, "num_key_value_heads": 3, "layer_norm_eps": 1e-3} | WHOLE),
+    ("StableLmModel", LLAMA | {"hidden_size": 24} | HALF),
+    ("SmolLM3ForCausalLM", LLAMA | {"num_hidden_layers": 5}),
+    (
+        "SmolLM3ForCausalLM",
+        LLAMA
+        | {"num_hidden_layers": 3, "no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 3}
+        | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
+    ),
 ]
 T5 = {"vocab_size": V, "d_model": 12, "d_kv": 5, "d_ff": 20, "num_layers": 2, "num_heads": 3}
 T5 |= {"decoder_start_token_id": 0, "eos_token_id": 36}

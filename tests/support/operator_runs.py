@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,6 +52,23 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e
         assert (ours - theirs).abs().max() <= tolerance * scale
 
 
+def attention_on(
+    device: str, backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    """``regard.attention`` on a device, with inputs and the result on the CPU. Gradients pass through the copies."""
+    moved = {name: to_device(value, device) for name, value in options.items()}
+    return regard.attention(q.to(device), k.to(device), v.to(device), **moved, backend=backend).cpu()
+
+
+def to_device(value: Any, device: str) -> Any:
+    """A tensor or module on a device, or the value itself. A mask converts its own tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, torch.nn.Module) and device != "cpu":
+        return value.to(device)
+    return value
+
+
 def run_float32_case(case: Case, dtype: torch.dtype, call: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
     """Output and gradients of ``call`` in ``dtype``, on inputs that were rounded to float32."""
     return run_rounded_case(case, torch.float32, dtype, call)
@@ -67,7 +85,17 @@ def run_rounded_case(
 
 
 def check_native(case: Case) -> None:
-    """Output and all gradients of the native kernel are within a few roundings of float64.
+    """``check_backend`` for the native kernel."""
+    check_backend(case, "native")
+
+
+def check_backend(case: Case, backend: str, device: str = "cpu") -> None:
+    """``check_in_float32`` for a backend on a device."""
+    check_in_float32(case, partial(attention_on, device, backend))
+
+
+def check_in_float32(case: Case, call: Callable[..., torch.Tensor]) -> None:
+    """Output and all gradients of ``call`` in float32 are within a few roundings of float64.
 
     A weight is e^(s − row_max) / row_sum, so its relative error is the absolute error of s. That is a few roundings of
     the largest |s|, and of the largest terms of q·k, which may be much larger than q·k or its softcap.
@@ -75,7 +103,7 @@ def check_native(case: Case) -> None:
     if case.options["scale"] == math.inf:  # on a grid, so that no rounding decides which of two products is larger
         case = replace(case, q=dense_attention.on_grid(case.q), k=dense_attention.on_grid(case.k))
     seed = draw_dropout_seed() if case.options["dropout"] else None
-    ours = run_float32_case(case, torch.float32, lambda *a, **o: regard.attention(*a, **o, backend="native"))
+    ours = run_float32_case(case, torch.float32, call)
     logits: list[torch.Tensor] = []
 
     def formula(*args: torch.Tensor, **options: Any) -> torch.Tensor:

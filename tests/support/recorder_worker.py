@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from regard._devices import finish_threads_at_exit
 from regard.interp import _records as records
 from regard.interp._probes import Probe
 from regard.nn import Decoder
@@ -83,6 +84,7 @@ def main(rank: int, ranks: int, store: str, folder: Path) -> None:
         results["broken"] = str(error)
     (folder / f"{rank}.json").write_text(json.dumps(results))
     dist.barrier()
+    finish_threads_at_exit()
     dist.destroy_process_group()
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 import torch
 
 from regard._cpu import cpu_name, usable_cores
+from regard._devices import CPU, describe_device
 from regard._errors import RegardError
+from regard.bench._instruction_set_cases import instruction_set_cases
 from regard.bench._model_cases import model_cases
 from regard.bench._observation_cases import observation_cases
 from regard.bench._operator_cases import operator_cases
@@ -21,14 +23,19 @@ from regard.bench._race import Case, Measurement, race
 from regard.budget._allocation_profiler import measure_allocations
 from regard.kernels import native
 
-GROUPS = {"operator": operator_cases, "watching": observation_cases, "models": model_cases}
+GROUPS = {
+    "operator": operator_cases,
+    "instructions": instruction_set_cases,
+    "watching": observation_cases,
+    "models": model_cases,
+}
 PEERS = ("transformers", "onnxruntime", "openvino")
 
 
-def cases(words: str | Sequence[str] = ()) -> list[Case]:
+def cases(words: str | Sequence[str] = (), device: torch.device = CPU) -> list[Case]:
     """Return the cases whose group is one of ``words`` or whose name contains one; without words, all cases.
 
-    Upper and lower case are equal.
+    Upper and lower case are equal. The cases run on ``device``; a GPU has more dtypes, and no libraries for CPUs.
 
     Raises:
         RegardError: no case matches one of the words.
@@ -43,7 +50,7 @@ def cases(words: str | Sequence[str] = ()) -> list[Case]:
         words = [words]
     all_cases: list[Case] = []
     for group in GROUPS.values():
-        all_cases += group()
+        all_cases += group(device)
     if not words:
         return all_cases
 
@@ -57,8 +64,8 @@ def _matches(word: str, case: Case) -> bool:
     return word.lower() == case.group or (bool(word) and word.lower() in case.name.lower())
 
 
-def conditions() -> dict[str, str | int]:
-    """Return what the figures depend on: CPU, threads, kernel and versions.
+def conditions(device: torch.device = CPU) -> dict[str, str | int]:
+    """Return what the figures depend on: CPU, threads, kernel and versions; a GPU with its driver and Triton.
 
     Compare only figures that were measured under the same conditions.
 
@@ -77,8 +84,10 @@ def conditions() -> dict[str, str | int]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
     }
+    values |= describe_device(device)
     # A missing library is part of the conditions too: its column is then empty.
-    for package in ("regard", *PEERS):
+    packages = ("regard", *PEERS) if device.type == "cpu" else ("regard", "transformers")
+    for package in packages:
         try:
             values[package] = version(package)
         except PackageNotFoundError:
@@ -123,7 +132,7 @@ def run(case: Case, seconds: float = 3.0) -> Measurement:
     if case.memory:
         sizes = {name: measure_allocations(call).peak for name, call in calls.items()}
 
-    best, median, rounds = race(calls, seconds, case.units_per_call)
+    best, median, rounds = race(calls, seconds, case.units_per_call, case.device)
 
     # Models contain reference cycles, and the next case needs their memory.
     del calls

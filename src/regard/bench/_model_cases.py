@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._devices import CPU
 from regard.bench._race import OURS, Call, Case, MissingPeer, assert_same
 from regard.models import Model, create, load
 
@@ -51,16 +52,19 @@ BERT = {  # the sizes of MiniLM
 }
 
 
-def model_cases() -> Iterator[Case]:
+def model_cases(device: torch.device = CPU) -> Iterator[Case]:
     """Yield the cases: an encoder of the size of MiniLM, and a decoder of the size of SmolLM2-135M."""
-    yield Case(GROUP, "BERT 22M reads 8 texts of 16–128 tokens", _encoder)
-    yield Case(GROUP, "Llama 135M reads 1,024 tokens", _long_prompt)
+    yield Case(GROUP, "BERT 22M reads 8 texts of 16–128 tokens", partial(_encoder, device), device=device)
+    yield Case(GROUP, "Llama 135M reads 1,024 tokens", partial(_long_prompt, device), device=device)
     for label, dtype in (("", torch.float32), (" bfloat16", torch.bfloat16)):
         name = f"Llama 135M{label} generates, per token"
-        yield Case(GROUP, name, partial(_generate, dtype), units_per_call=GENERATED_TOKENS)
+        generate = partial(_generate, dtype, device)
+        yield Case(GROUP, name, generate, units_per_call=GENERATED_TOKENS, device=device)
 
 
-def _pair(config: Mapping[str, Any], kind: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+def _pair(
+    config: Mapping[str, Any], kind: str, dtype: torch.dtype = torch.float32, device: torch.device = CPU
+) -> tuple[Any, Any]:
     """Return regard's model and that of transformers, loaded from the same folder."""
     if importlib.util.find_spec("transformers") is None:
         raise MissingPeer("transformers is not installed")
@@ -75,7 +79,7 @@ def _pair(config: Mapping[str, Any], kind: str, dtype: torch.dtype = torch.float
         theirs = getattr(transformers, kind).from_pretrained(
             folder, attn_implementation="sdpa", dtype=dtype, local_files_only=True, trust_remote_code=False
         )
-    return ours.eval(), theirs.eval()
+    return ours.eval().to(device), theirs.eval().to(device)
 
 
 @contextmanager
@@ -95,11 +99,11 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _encoder() -> Mapping[str, Call]:
-    ours, theirs = _pair(BERT, "AutoModel")
-    ids = torch.arange(8 * 128).view(8, 128) * 13 % 30000 + 500
-    lengths = torch.linspace(16, 128, 8).long()
-    real = torch.arange(128) < lengths[:, None]
+def _encoder(device: torch.device = CPU) -> Mapping[str, Call]:
+    ours, theirs = _pair(BERT, "AutoModel", device=device)
+    ids = torch.arange(8 * 128, device=device).view(8, 128) * 13 % 30000 + 500
+    lengths = torch.linspace(16, 128, 8).long().to(device)
+    real = torch.arange(128, device=device) < lengths[:, None]
 
     @torch.no_grad()
     def ours_call() -> Tensor:
@@ -113,9 +117,9 @@ def _encoder() -> Mapping[str, Call]:
     return {OURS: ours_call, "transformers": peer_call}
 
 
-def _long_prompt() -> Mapping[str, Call]:
-    ours, theirs = _pair(LLAMA, "AutoModelForCausalLM")
-    ids = torch.arange(1024)[None] * 37 % 49152
+def _long_prompt(device: torch.device = CPU) -> Mapping[str, Call]:
+    ours, theirs = _pair(LLAMA, "AutoModelForCausalLM", device=device)
+    ids = torch.arange(1024, device=device)[None] * 37 % 49152
 
     @torch.no_grad()
     def ours_call() -> Tensor:
@@ -129,11 +133,11 @@ def _long_prompt() -> Mapping[str, Call]:
     return {OURS: ours_call, "transformers": peer_call}
 
 
-def _generate(dtype: torch.dtype) -> Mapping[str, Call]:
-    ours, theirs = _pair(LLAMA, "AutoModelForCausalLM", dtype)
+def _generate(dtype: torch.dtype, device: torch.device = CPU) -> Mapping[str, Call]:
+    ours, theirs = _pair(LLAMA, "AutoModelForCausalLM", dtype, device)
     # Random weights may produce an end token at any time; both must generate the same number of tokens.
     theirs.generation_config.eos_token_id = None
-    ids = torch.arange(4)[None] * 37 % 49152  # a short prompt: generation is timed, not the prompt
+    ids = torch.arange(4, device=device)[None] * 37 % 49152  # a short prompt: generation is timed, not the prompt
 
     def ours_call() -> Tensor:
         return ours.generate(ids, GENERATED_TOKENS, end=None)

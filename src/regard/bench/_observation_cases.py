@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._devices import CPU
 from regard._observables import Observe
 from regard._operator import attention
 from regard.bench._race import OURS, Call, Case, MissingPeer, assert_same, random_qkv
@@ -20,15 +21,19 @@ GROUP = "watching"
 TOKENS = 2048
 
 
-def observation_cases() -> Iterator[Case]:
+def observation_cases(device: torch.device = CPU) -> Iterator[Case]:
     """Yield the cases: one layer at two lengths, then all heads of a model."""
+    # What a call allocates is only recorded on the CPU.
+    memory = device.type == "cpu"
     for n in (1024, 4096):
-        yield Case(GROUP, f"8 heads on {n:,} tokens, rows and a map", partial(_layer, n), memory=True)
-    yield Case(GROUP, f"GPT-2, 6 × 8 heads on {TOKENS:,} tokens", _model, memory=True)
+        name = f"8 heads on {n:,} tokens, rows and a map"
+        yield Case(GROUP, name, partial(_layer, n, device), memory=memory, device=device)
+    name = f"GPT-2, 6 × 8 heads on {TOKENS:,} tokens"
+    yield Case(GROUP, name, partial(_model, device), memory=memory, device=device)
 
 
-def _layer(n: int) -> Mapping[str, Call]:
-    q, k, v = random_qkv(1, 8, n, 64)
+def _layer(n: int, device: torch.device = CPU) -> Mapping[str, Call]:
+    q, k, v = random_qkv(1, 8, n, 64, device=device)
     observe = Observe(map=64)
 
     def ours() -> tuple[Tensor, Tensor, Tensor]:
@@ -51,7 +56,7 @@ def _entropy(weights: Tensor) -> Tensor:
     return torch.special.entr(weights).sum(-1).mean(-1)
 
 
-def _model() -> Mapping[str, Call]:
+def _model(device: torch.device = CPU) -> Mapping[str, Call]:
     if importlib.util.find_spec("transformers") is None:
         raise MissingPeer("transformers is not installed")
     from transformers import GPT2Config, GPT2Model
@@ -64,7 +69,9 @@ def _model() -> Mapping[str, Call]:
     plain: Any = GPT2Model(GPT2Config(**sizes | {"attn_implementation": "sdpa"})).eval()
     eager: Any = GPT2Model(GPT2Config(**sizes | {"attn_implementation": "eager"})).eval()
     eager.load_state_dict(plain.state_dict())
-    ids = torch.arange(TOKENS)[None] * 7 % 1000
+    plain.to(device)
+    eager.to(device)
+    ids = torch.arange(TOKENS, device=device)[None] * 7 % 1000
 
     @torch.no_grad()
     def ours() -> Recording:

@@ -1,6 +1,7 @@
 """Attention functions of other libraries ("peers"), with which ``regard.attention`` is compared.
 
-SDPA is always available, FlexAttention if torch can compile, OpenVINO and ONNX Runtime if they are installed.
+SDPA is always available, FlexAttention if torch can compile for the device of q, OpenVINO and ONNX Runtime if they are
+installed; these two compute on the CPU, so they are left out on other devices.
 """
 
 from __future__ import annotations
@@ -36,23 +37,31 @@ def flex_window(q: Tensor, k: Tensor, v: Tensor, radius: int) -> Call | None:
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, visible: Callable[..., Tensor] | None) -> Call | None:
-    # Without a C++ compiler torch would raise at the first call, long after the case was announced.
-    if shutil.which(os.environ.get("CXX", "g++")) is None:
+    if not _can_compile(q.device):
         return None
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     block_mask = None
     if visible is not None:
-        block_mask = create_block_mask(visible, None, None, q.shape[2], k.shape[2], device="cpu")
+        block_mask = create_block_mask(visible, None, None, q.shape[2], k.shape[2], device=q.device)
     # torch limits the number of compilations per function; beyond it FlexAttention runs uncompiled, with n × n scores.
     torch.compiler.reset()
     compiled: Any = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     return lambda: compiled(q, k, v, block_mask=block_mask)
 
 
+def _can_compile(device: torch.device) -> bool:
+    """Whether torch can compile for a device. It would raise at the first call, long after the case was announced."""
+    if device.type == "mps":
+        return False  # FlexAttention has no compiled form there
+    if device.type == "cpu":
+        return shutil.which(os.environ.get("CXX", "g++")) is not None
+    return importlib.util.find_spec("triton") is not None
+
+
 def openvino(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Call | None:
     """OpenVINO's ScaledDotProductAttention on the CPU, with torch's number of threads; None if it is not installed."""
-    if importlib.util.find_spec("openvino") is None:
+    if not q.is_cpu or importlib.util.find_spec("openvino") is None:
         return None
     import openvino as ov
     from openvino import opset13 as ops
@@ -73,7 +82,7 @@ def openvino(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Call | None:
 
 def onnxruntime(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Call | None:
     """ONNX Runtime's MultiHeadAttention on [B, n, H·d], with torch's number of threads; None if not installed."""
-    if importlib.util.find_spec("onnxruntime") is None or importlib.util.find_spec("onnx") is None:
+    if not q.is_cpu or importlib.util.find_spec("onnxruntime") is None or importlib.util.find_spec("onnx") is None:
         return None
     import onnxruntime as ort
     from onnx import TensorProto, helper

@@ -25,6 +25,11 @@ INTRODUCTIONS = {
 `regard.attention` on tensors `B×H×n×d`, float32 unless the name says otherwise. SDPA is torch's own
 `scaled_dot_product_attention`; where it needs a mask or a bias as a tensor, that tensor is built before the race. The
 time to compile FlexAttention is not counted either.""",
+    "instructions": """## Instruction sets
+
+The same call on the best instruction set of this machine (ours) and on each weaker one. `regard bench` fails if the
+best set is slower than a weaker one by more than noise: the larger of 5% and the spread of either's times, but at most
+25%.""",
     "watching": """## Watching
 
 Ours measures the row values (entropy, distance, peak …) of every head and a 64 × 64 map. The other keeps the n × n
@@ -102,6 +107,37 @@ def read_results(file: Path) -> Results:
     return results
 
 
+def results_report(results: Results) -> str:
+    """Return the conditions and the figures as Markdown, ready to paste into an issue.
+
+    >>> print(results_report(Results({"CPU": "a CPU", "threads": 2}, "2026-01-31")))
+    ### regard bench, 2026-01-31
+    <BLANKLINE>
+    | condition | value |
+    |---|---|
+    | CPU | a CPU |
+    | threads | 2 |
+    <BLANKLINE>
+    """
+    lines = [f"### regard bench, {results.date}", "", "| condition | value |", "|---|---|"]
+    for name, value in results.conditions.items():
+        cell = str(value).replace("|", "\\|")
+        lines.append(f"| {name} | {cell} |")
+    parts = ["\n".join(lines)]
+    for group in INTRODUCTIONS:
+        rows = [one for one in results if one.group == group]
+        if not rows:
+            continue
+        parts += [
+            f"#### {group}",
+            "A ratio is the other's time over ours: above 1, ours is faster.",
+            _times_table(rows),
+        ]
+        if any(one.bytes for one in rows):
+            parts.append(_memory_table(rows))
+    return "\n\n".join(parts) + "\n"
+
+
 def results_page(results: Results) -> str:
     """Return the results page as Markdown.
 
@@ -133,7 +169,8 @@ Times of this library and of others. `make bench` writes this page (with `regard
 `docs/benchmarks.json`, which has every figure. All calls of a line get the same inputs. Their results are compared
 first, then the calls are timed in turns; the best of at least three rounds counts. **A ratio is the other's time over
 ours: above 1, ours is faster.** Run `regard bench` on your machine; `regard bench causal decoding` runs only the cases
-with these words in their names.
+with these words in their names, `--device cuda` (or mps, xpu) runs them on a GPU, and `--report` prints conditions and
+figures as Markdown for an issue.
 
 {measured}
 

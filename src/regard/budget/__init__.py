@@ -13,6 +13,8 @@ from regard.budget._allocation_profiler import Allocations, measure_allocations
 from regard.budget._attention_vs_alternatives import alternatives
 from regard.budget._compare_models import ComparedFigure, Comparison, compare
 from regard.budget._count_live_model import ModelCounts, count
+from regard.budget._counted_model import CountedModel
+from regard.budget._counted_plan import CountedPlan
 from regard.budget._formulas import formulas
 from regard.budget._hf_configs import from_config
 from regard.budget._machine import Machine, find_machine, machines
@@ -32,6 +34,8 @@ __all__ = [
     "Allocations",
     "ComparedFigure",
     "Comparison",
+    "CountedModel",
+    "CountedPlan",
     "Lengths",
     "Machine",
     "Memory",

@@ -9,7 +9,7 @@ from sympy import Expr
 
 from regard._checks import check_integer
 from regard._errors import RegardError
-from regard.budget._parts import Call, Part, Product, Weight, largest
+from regard.budget._parts import Call, Part, Product, Weight, largest, smallest
 from regard.budget._symbols import Number
 
 POSITIONS = ("none", "learned", "sinusoidal", "rotary", "alibi", "t5", "table", "shaw", "quadratic")
@@ -29,6 +29,10 @@ class Attention(Part):
     - `tiled`: if True, attention weights are never stored; if False, all ``N_h·n·m`` weights are stored.
     - `rotary`, `qk_norm`: whether queries and keys are rotated, and whether they are normalized per head.
     - `dropout`: whether there is dropout on the result; dropout on the weights costs nothing.
+    - `chunk`: a query sees only the keys of its own chunk of this many tokens; needs a causal mask.
+    - `band`: a query sees only keys at most this many tokens away, on both sides; for attention that is not causal.
+    - `rolling`: whether the cache drops keys that a window or a chunk hides, as transformers' cache does.
+    - `norms`: learned weights of norms of queries and keys, if `qk_norm` does not describe them.
     - `relative`: number of relative position codes r (Shaw); each query is multiplied with every code: q·r.
     - `positions`: learned tables added to the scores.
     """
@@ -53,6 +57,10 @@ class Attention(Part):
     dropout: bool = False
     relative: Number = 0
     positions: tuple[Weight, ...] = field(default=())
+    chunk: Number | None = None
+    rolling: bool = False
+    band: Number | None = None
+    norms: tuple[Weight, ...] = field(default=())
 
     def _projections(self) -> tuple[tuple[str, Number, Number, bool], ...]:
         """(name, input width, output width, bias) of the four linear maps."""
@@ -75,7 +83,7 @@ class Attention(Part):
         if self.qk_norm:
             weights.append(Weight("q_norm.weight", (self.d_key,)))
             weights.append(Weight("k_norm.weight", (self.d_key,)))
-        return (*weights, *self.positions)
+        return (*weights, *self.norms, *self.positions)
 
     def products(self, call: Call) -> tuple[Product, ...]:
         # Only new tokens are projected to keys and values; the other keys and values are in the cache.
@@ -101,6 +109,11 @@ class Attention(Part):
         if call.rows == 0:
             return 1
         visible = visible_pairs(call.rows, call.keys, self.causal, self.window)
+        if self.chunk is not None:
+            visible = _pairs_in_chunks(call.keys, self.chunk) - _pairs_in_chunks(call.keys - call.rows, self.chunk)
+        if self.band is not None:
+            farther = largest(call.rows - self.band - 1, 0)
+            visible = call.rows * call.rows - farther * (farther + 1)
         pairs = call.rows * call.keys
         if isinstance(visible, int) and isinstance(pairs, int):
             return sympy.Rational(visible, pairs)  # exact, so that the FLOPs stay an integer
@@ -118,22 +131,37 @@ class Attention(Part):
         """The number of attention weights of all heads, ``B·N_h·n·m``; tiled attention never stores them."""
         return call.batch * self.heads * call.rows * call.keys
 
-    def cache_elements(self, batch: Number, tokens: Number) -> Number:
-        """The number of elements in a cache of keys and values: ``B·t·N_kv·(D_hid + D_o)``."""
+    def stored_elements(self, batch: Number, tokens: Number) -> Number:
+        """The number of elements that a cache keeps for `tokens` tokens: ``B·t·N_kv·(D_hid + D_o)``."""
+        return self.projected_elements(batch, tokens)
+
+    def projected_elements(self, batch: Number, tokens: Number) -> Number:
+        """The number of elements of the keys and values of `tokens` tokens: ``B·t·N_kv·(D_hid + D_o)``."""
         return batch * tokens * self.kv_heads * (self.d_key + self.d_value)
+
+    def cache_elements(self, batch: Number, tokens: Number) -> Number:
+        """The number of elements in the cache after `tokens` tokens; a rolling one keeps what the next token sees."""
+        if self.rolling and self.reach is not None:
+            tokens = smallest(tokens, self.reach - 1)
+        return self.stored_elements(batch, tokens)
+
+    @property
+    def reach(self) -> Number | None:
+        """The largest number of keys that a query sees; None without a window or chunks."""
+        return self.window if self.chunk is None else self.chunk
 
     def visible_cache_elements(self, call: Call) -> Number:
         """The number of elements of all keys and values that at least one query can see; a window hides the oldest."""
         keys = call.keys
-        if self.window is not None:
-            keys = sympy.Min(keys, call.rows + self.window - 1)
-        return self.cache_elements(call.batch, keys)
+        if self.reach is not None:
+            keys = sympy.Min(keys, call.rows + self.reach - 1)
+        return self.stored_elements(call.batch, keys)
 
     def _head_elements(self, call: Call) -> tuple[Number, Number, Number]:
         """Three numbers of elements: of all queries, of all keys and values, and of the heads' outputs."""
         q = call.tokens * self.heads * self.d_key
         out = call.tokens * self.heads * self.d_value
-        return q, self.cache_elements(call.batch, call.keys), out
+        return q, self.projected_elements(call.batch, call.keys), out
 
     def _rotated_elements(self, call: Call) -> Number:
         """The number of elements of queries and new keys that are rotated."""
@@ -178,7 +206,7 @@ class Attention(Part):
 
     def forward_peak(self, call: Call, size: Number) -> Number:
         q, _, out = self._head_elements(call)
-        new_kv = self.cache_elements(call.batch, call.new_keys)
+        new_kv = self.projected_elements(call.batch, call.new_keys)
         rotated = self._rotated_elements(call)
         peak = size * (rotated + q + new_kv + 2 * out + call.tokens * self.d_out)
         if self.relative != 0:
@@ -247,6 +275,15 @@ def visible_pairs(rows: Number, keys: Number, causal: bool, window: Number | Non
     if window is not None:
         visible = visible - (_triangular(keys - window) - _triangular(keys - rows - window))
     return visible
+
+
+def _pairs_in_chunks(tokens: Number, chunk: Number) -> Number:
+    """The number of (query, key) pairs of the first `tokens` tokens, if a query sees its chunk up to its own key."""
+    if isinstance(tokens, int) and isinstance(chunk, int):
+        return tokens // chunk * _triangular(chunk) + _triangular(tokens % chunk)
+    rest = sympy.Mod(tokens, chunk)
+    # Not floor(tokens / chunk): printed formulas round the fractions in it.
+    return (tokens - rest) / chunk * _triangular(chunk) + _triangular(rest)
 
 
 def _triangular(x: Number) -> Number:

@@ -23,6 +23,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from regard._devices import preserved_random_state
 from regard._errors import RegardError, RegardTypeError
 from regard.budget._op_flops import find_formula, may_contain_products, operator_name
 
@@ -320,7 +321,7 @@ def _unchanged_state(model: nn.Module) -> Iterator[None]:
 
     The matrix products are the same, and each can be assigned to the module that computes it.
     """
-    cuda_devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    devices = {torch.device("cpu"), *[parameter.device for parameter in model.parameters()]}
     # This logger prints the traceback of a failed run on shapes, which is expected here.
     log = logging.getLogger("torch._subclasses.fake_tensor")
     with ExitStack() as restore:
@@ -328,7 +329,8 @@ def _unchanged_state(model: nn.Module) -> Iterator[None]:
         restore.callback(random.setstate, random.getstate())
         restore.callback(np.random.set_state, np.random.get_state())
         restore.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-        restore.enter_context(torch.random.fork_rng(devices=cuda_devices))
+        for device in devices:
+            restore.enter_context(preserved_random_state(device))
         restore.enter_context(torch.compiler.set_stance("force_eager"))
         # A copy made in inference mode could have no gradients.
         restore.enter_context(torch.inference_mode(False))

@@ -71,7 +71,9 @@ def crossover(model: Model, *, skip_masked: bool = False) -> Expr | None:
 
     - `skip_masked`: count only the pairs that causal masks do not hide. Models with windows have no such formula: None.
     """
-    if skip_masked and any(part.window is not None for _, part in model.attention_parts):
+    if skip_masked and any(
+        (part.window, part.chunk, part.band) != (None, None, None) for _, part in model.attention_parts
+    ):
         return None
     # Not an integer symbol: the two costs need not be equal at a whole number of tokens.
     n = Symbol("n", positive=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -9,8 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regard._config_json import CLASS_PREFIXES, Config, read_json
+from regard._config_json import CLASS_PREFIXES, Config, MissingEntryError, UnknownHeadError, read_json
 from regard._errors import RegardError
+from regard.budget._attention_parts import Attention
+from regard.budget._counted_model import CountedModel, build_counted, with_defaults
+from regard.budget._decoder_configs import decoder_context_length, decoder_from_config
+from regard.budget._decoder_entries import NoFormulaError
+from regard.budget._decoder_families import DECODERS
+from regard.budget._encoder_configs import electra_from_config, modernbert_from_config
+from regard.budget._image_text_models import IMAGE_TEXT, image_text_from_config
 from regard.budget._model import Axis, Model, PlacedPart
 from regard.budget._models_from_sizes import Options, block, decoder, encoder, encoder_decoder, vision_transformer
 from regard.budget._parts import Linear, Norm, Part, Table
@@ -25,8 +33,15 @@ DISTILBERT_NAMES = {
 }
 
 
-def from_config(config: str | os.PathLike[str] | Mapping[str, Any]) -> Model:
+# Families whose first position is their padding id + 1.
+ROBERTAS = ("roberta", "xlm-roberta", "camembert")
+
+
+def from_config(config: str | os.PathLike[str] | Mapping[str, Any]) -> Model | CountedModel:
     """Build the model that a Hugging Face config describes; weights are not read.
+
+    Families with formulas give a `Model`. For any other family the model is built by transformers, without data and
+    without code from the folder, and is a `CountedModel`: `plan` counts it by walking, and says so.
 
     - `config`: the path of a ``config.json`` or of its folder, or a dictionary with its entries. The title of the model
       is the name of the folder; for a dictionary it is the name of its class in transformers.
@@ -38,14 +53,41 @@ def from_config(config: str | os.PathLike[str] | Mapping[str, Any]) -> Model:
     735616
     """
     if isinstance(config, Mapping):
-        return model_from_config(Config(config))
+        return _model_or_counted(Config(config))
     file = Path(config)
     if file.is_dir():
         file = file / "config.json"
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist; give a config.json, or a folder that has one")
-    model = model_from_config(Config(read_json(file)))
-    return replace(model, title=_file_title(file))
+    entries = Config(read_json(file))
+    entries.file = file.name
+    return replace(_model_or_counted(entries), title=_file_title(file))
+
+
+def _model_or_counted(config: Config) -> Model | CountedModel:
+    """The model by formula if its family has one, otherwise built by transformers."""
+    if not has_formula(config):
+        return build_counted(config)
+    try:
+        return model_from_config(config)
+    except UnknownHeadError as error:
+        return build_counted(config, reason=str(error))
+    except (NoFormulaError, MissingEntryError) as error:
+        # Published configs leave out the defaults of their class, or use other names that the class knows.
+        complete = None
+        if config.model_type not in FAMILIES:
+            complete = with_defaults(config)
+        if complete is not None:
+            with contextlib.suppress(NoFormulaError, MissingEntryError):
+                return model_from_config(complete)
+        if isinstance(error, MissingEntryError):
+            raise
+        return build_counted(config, reason=str(error))
+
+
+def has_formula(config: Config) -> bool:
+    """Whether the family of a config is counted by formulas."""
+    return any(config.model_type in families for families in (FAMILIES, ENCODERS, DECODERS, IMAGE_TEXT))
 
 
 def _file_title(file: Path) -> str:
@@ -58,8 +100,20 @@ def _file_title(file: Path) -> str:
 def model_from_config(config: Config) -> Model:
     """Build the model that a config describes."""
     family = config.model_type
+    if family in IMAGE_TEXT:
+        return image_text_from_config(config, model_from_config)
+    if family in DECODERS:
+        model = decoder_from_config(config)
+        return replace(model, context_length=decoder_context_length(config))
+    if family in ENCODERS:
+        model = ENCODERS[family](config)
+        return replace(model, architecture=model.title)
     if family not in FAMILIES:
-        raise RegardError(f"config.json: model_type must be one of {', '.join(FAMILIES)}, got {family!r}")
+        known = ", ".join((*FAMILIES, *ENCODERS, *DECODERS, *IMAGE_TEXT))
+        raise RegardError(
+            f"{config.file}: model_type must be one of {known} for formulas, got {family!r}; "
+            "regard budget on the command line counts other families by walking"
+        )
     model = FAMILIES[family](config)
     return replace(model, architecture=model.title, context_length=_context_length(config))
 
@@ -112,10 +166,10 @@ def _bert(config: Config) -> Model:
 
     # RoBERTa's first position is its padding id + 1, so the table has rows that are not used.
     max_tokens = positions
-    if family == "roberta":
+    if family in ROBERTAS:
         max_tokens = positions - config.integer("pad_token_id", 1, least=0) - 1
     if max_tokens < 1:
-        raise RegardError(f"config.json: max_position_embeddings must be above pad_token_id + 1, got {positions}")
+        raise RegardError(f"{config.file}: max_position_embeddings must be above pad_token_id + 1, got {positions}")
     head, logits = _bert_head(config, d, vocab)
     stacks = (replace(stack, before=tuple(before), after=head),)
     return replace(model, title=_title(config, "Model"), stacks=stacks, vocab=logits, max_tokens=max_tokens)
@@ -176,7 +230,9 @@ def _llama(config: Config) -> Model:
     d = config.integer("hidden_size")
     heads = config.integer("num_attention_heads")
     if d % heads and config.get("head_dim") is None and family != "qwen3":
-        raise RegardError(f"config.json: num_attention_heads must divide hidden_size={d} without head_dim, got {heads}")
+        raise RegardError(
+            f"{config.file}: num_attention_heads must divide hidden_size={d} without head_dim, got {heads}"
+        )
     # Each family reads only some of these entries; the others have fixed values in transformers.
     biases = config.boolean("attention_bias", False) and family in ("llama", "qwen3")
     options: dict[str, Any] = {
@@ -206,10 +262,18 @@ def _llama(config: Config) -> Model:
     # Layers may differ in their window: one group of blocks for each.
     blocks: list[PlacedPart] = []
     for window, layers in Counter(windows).items():
-        blocks += block(d, heads, hidden, layers=layers, causal=True, position="rotary", window=window, **options)
+        parts = block(d, heads, hidden, layers=layers, causal=True, position="rotary", window=window, **options)
+        blocks += [_with_rolling_cache(placed) for placed in parts]
     (stack,) = model.stacks
     model = replace(model, stacks=(replace(stack, blocks=tuple(blocks)),))
     return _finish(model, config, head_name, "ForCausalLM")
+
+
+def _with_rolling_cache(placed: PlacedPart) -> PlacedPart:
+    """The same part; attention with a cache that drops the keys that its window hides, as in transformers."""
+    if isinstance(placed.part, Attention):
+        return replace(placed, part=replace(placed.part, rolling=True))
+    return placed
 
 
 def _t5(config: Config) -> Model:
@@ -290,4 +354,12 @@ FAMILIES: dict[str, Callable[[Config], Model]] = {
     "qwen3": _llama,
     "t5": _t5,
     "vit": _vit,
+}
+
+# Encoders that regard.models does not load.
+ENCODERS: dict[str, Callable[[Config], Model]] = {
+    "xlm-roberta": _bert,
+    "camembert": _bert,
+    "electra": electra_from_config,
+    "modernbert": modernbert_from_config,
 }

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import overload
+
 import sympy
 
 from regard._checks import check_integer
 from regard._errors import RegardError, RegardTypeError
 from regard.budget import _flops as flops
 from regard.budget._attention_parts import Attention
+from regard.budget._counted_model import CountedModel
+from regard.budget._counted_plan import CountedPlan
 from regard.budget._largest_size import parse_memory_limit
 from regard.budget._machine import Machine, find_machine
 from regard.budget._machine_benchmark import this_machine
-from regard.budget._memory import COMPUTE_DTYPES, dtype_name
+from regard.budget._memory import COMPUTE_DTYPES, OPTIMIZERS, bytes_per_value, dtype_name
 from regard.budget._model import Lengths, Model, PlacedPart, as_model
 from regard.budget._plan import Plan
 from regard.budget._presets import preset
@@ -20,6 +24,23 @@ from regard.budget._symbols import to_int
 DEFAULT_TOKENS = 512  # a length that most models can read
 
 
+@overload
+def plan(
+    model: CountedModel,
+    tokens: int | None = None,
+    *,
+    source: int | None = None,
+    batch: int = 1,
+    dtype: object = "float32",
+    weights: object = None,
+    training: bool = False,
+    optimizer: str = "adam",
+    machine: Machine | str | None = None,
+    memory_limit: int | str | None = None,
+) -> CountedPlan: ...
+
+
+@overload
 def plan(
     model: Model | Attention | tuple[PlacedPart, ...] | str,
     tokens: int | None = None,
@@ -32,10 +53,26 @@ def plan(
     optimizer: str = "adam",
     machine: Machine | str | None = None,
     memory_limit: int | str | None = None,
-) -> Plan:
+) -> Plan: ...
+
+
+def plan(
+    model: Model | CountedModel | Attention | tuple[PlacedPart, ...] | str,
+    tokens: int | None = None,
+    *,
+    source: int | None = None,
+    batch: int = 1,
+    dtype: object = "float32",
+    weights: object = None,
+    training: bool = False,
+    optimizer: str = "adam",
+    machine: Machine | str | None = None,
+    memory_limit: int | str | None = None,
+) -> Plan | CountedPlan:
     """Count the parameters, FLOPs, memory and time of a model.
 
-    - `model`: a model, the name of a preset, one attention layer, or the parts that `block` returned.
+    - `model`: a model, the name of a preset, one attention layer, or the parts that `block` returned. For a model that
+      `from_config` found no formula for, the result is a `CountedPlan`, which has fewer figures.
     - `tokens`: n, the tokens per sequence; default: the length of the preset; for other models 512, or fewer if the
       model has fewer positions. An image model has a fixed n.
     - `source`: m, tokens of the source that an encoder reads; default n.
@@ -49,6 +86,11 @@ def plan(
     >>> plan(regard.budget.encoder(512, heads=8, layers=1), tokens=512).forward_flops
     3758096384
     """
+    if isinstance(model, CountedModel):
+        if machine is not None or memory_limit is not None:
+            name = "memory_limit" if machine is None else "machine"
+            raise RegardError(f"{name} needs formulas, but {model.title} is counted by walking; leave it out")
+        return _counted_plan(model, tokens, source, batch, dtype, weights, training, optimizer)
     model = preset(model) if isinstance(model, str) else as_model(model)
     # Parameters and FLOPs together contain every size of the model.
     symbols = sympy.sympify(model.parameters + flops.unmasked(model, Lengths(1, 8, 8))).free_symbols
@@ -82,6 +124,39 @@ def plan(
     result = Plan(model, Lengths(batch, tokens, source), dtype, weights, training, optimizer, machine, memory_limit)
     result.memory  # noqa: B018  wrong dtypes and optimizers raise here, not when a number is read
     return result
+
+
+def _counted_plan(
+    model: CountedModel,
+    tokens: int | None,
+    source: int | None,
+    batch: int,
+    dtype: object,
+    weights: object,
+    training: bool,
+    optimizer: str,
+) -> CountedPlan:
+    """The plan of a model without a formula, with the same checks as for other models."""
+    if tokens is None:
+        tokens = min(DEFAULT_TOKENS, model.context_length or DEFAULT_TOKENS)
+    check_integer("tokens", tokens, least=1)
+    check_integer("batch", batch, least=1)
+    if source is not None:
+        if model.reads != "text and source":
+            raise RegardError(f"source={source} is given, but {model.title} reads no source; leave it out")
+        check_integer("source", source, least=1)
+    name = dtype_name(dtype)
+    if name not in COMPUTE_DTYPES:
+        raise RegardError(f"dtype must be one of {', '.join(COMPUTE_DTYPES)}, got {name!r}")
+    weights_name = None
+    if weights is not None:
+        weights_name = dtype_name(weights)
+        bytes_per_value(weights_name)  # raises if the name is unknown
+    if training and weights_name not in (None, name):
+        raise RegardError(f"weights in {weights_name} cannot be trained with dtype {name}; leave weights out")
+    if optimizer not in OPTIMIZERS:
+        raise RegardError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
+    return CountedPlan(model, Lengths(batch, tokens, source), name, weights_name, training, optimizer)
 
 
 def default_tokens(model: Model) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import sympy
 
 from regard._errors import RegardError
+from regard.budget._attention_parts import Attention
 from regard.budget._model import Lengths, Model, PlacedPart, Stack
 from regard.budget._parts import Embedding, Linear, Norm, largest
 from regard.budget._symbols import Number
@@ -340,7 +341,10 @@ def _shared_saved_bytes(stack: Stack, lengths: Lengths, size: Number) -> Number:
 
 def _stream_bytes(stack: Stack, model: Model, lengths: Lengths, size: Number) -> Number:
     """Bytes of one vector per token."""
-    return size * stack.blocks[0].call(lengths).tokens * model.d
+    # An image tower may have another width than the model.
+    widths = [placed.part.d_in for placed in stack.blocks if isinstance(placed.part, Attention)]
+    d = widths[0] if widths else model.d
+    return size * stack.blocks[0].call(lengths).tokens * d
 
 
 def _tied_elements(placed: PlacedPart) -> Number:

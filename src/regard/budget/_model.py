@@ -11,7 +11,8 @@ from regard.budget._attention_parts import Attention
 from regard.budget._parts import Call, Part
 from regard.budget._symbols import Number
 
-Axis = Literal["n", "m", "one"]  # the target's tokens, the source's tokens, one token
+# The target's tokens, the source's tokens, one token, or a fixed number of patches of an image.
+Axis = Literal["n", "m", "one"] | int
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class PlacedPart:
     """A part at its place in a model.
 
     - `repeats`: the number of layers that have this part.
-    - `rows`, `keys`: whether its rows and its keys are the target's tokens, the source's tokens or one token.
+    - `rows`, `keys`: whether its rows and its keys are the target's tokens, the source's tokens or one token; or the
+      number of patches of one image, which each sequence has.
     """
 
     name: str
@@ -64,10 +66,14 @@ class PlacedPart:
         n = lengths.n
         m = lengths.source
         if lengths.cached is None:
-            sizes = {"n": n, "m": m, "one": 1}
-            return Call(lengths.batch, sizes[self.rows], sizes[self.keys], sizes[self.keys])
+            sizes: dict[Axis, Number] = {"n": n, "m": m, "one": 1}
+            rows = sizes.get(self.rows, self.rows)  # a number of patches is itself the size
+            keys = sizes.get(self.keys, self.keys)
+            return Call(lengths.batch, rows, keys, keys)
 
-        # Decoding: the source was read when the first token was generated, and its keys are in the cache.
+        # Decoding: image and source were read when the first token was generated; the source's keys are in the cache.
+        if isinstance(self.rows, int) or isinstance(self.keys, int):
+            return Call(lengths.batch, 0, 0, 0)
         rows = {"n": n, "m": 0, "one": 0}[self.rows]
         keys, new_keys = {"n": (lengths.cached + n, n), "m": (m, 0), "one": (1, 1)}[self.keys]
         return Call(lengths.batch, rows, keys, new_keys)
@@ -75,7 +81,10 @@ class PlacedPart:
 
 @dataclass(frozen=True)
 class Stack:
-    """The parts before, in and after the blocks; `order` says where the norms are ("pre" or "post")."""
+    """The parts before, in and after the blocks; `order` says where the norms are ("pre" or "post").
+
+    - `name`: what precedes the names of its parts if a model has several stacks; "" for the main one.
+    """
 
     name: str
     before: tuple[PlacedPart, ...]
@@ -131,6 +140,11 @@ class Model:
     def parameters(self) -> Number:
         """Parameters of the whole model; shared weights count once."""
         return sum(placed.parameters for placed in self)
+
+    @property
+    def active_parameters(self) -> Number:
+        """Parameters without the experts that a token does not use; tables of embeddings count whole."""
+        return sum(placed.repeats * placed.part.active_parameters for placed in self)
 
     @property
     def layers(self) -> Number:

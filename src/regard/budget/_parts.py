@@ -40,6 +40,7 @@ class Product:
 
     - `learned`: the right factor is a weight, which is read once for all repeats.
     - `visible_share`: the share of the (row, column) pairs that no mask hides; 1 if nothing is hidden.
+    - `matrices`: the number of different right factors that the rows are spread over, for example experts.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Product:
     repeats: Number = 1
     learned: bool = True
     visible_share: Number | sympy.Rational = 1
+    matrices: Number = 1
 
     @property
     def flops(self) -> Number:
@@ -123,6 +125,11 @@ class Part:
         """The number of elements of all weights."""
         return sum(weight.count for weight in self.weights())
 
+    @property
+    def active_parameters(self) -> Number:
+        """The number of elements of all weights that one token uses."""
+        return self.parameters
+
 
 @dataclass(frozen=True)
 class Linear(Part):
@@ -157,13 +164,19 @@ class Linear(Part):
 
 @dataclass(frozen=True)
 class Norm(Part):
-    """LayerNorm ``γ ⊙ (x − μ)/√(σ² + ε) + β`` (γ and β [d]) or RMSNorm ``γ ⊙ x/√(mean(x²) + ε)``."""
+    """LayerNorm ``γ ⊙ (x − μ)/√(σ² + ε) + β`` (γ and β [d]) or RMSNorm ``γ ⊙ x/√(mean(x²) + ε)``.
+
+    If not `learned`, there is neither γ nor β.
+    """
 
     d: Number
     kind: Literal["layer", "rms"] = "layer"
     bias: bool = True
+    learned: bool = True
 
     def weights(self) -> tuple[Weight, ...]:
+        if not self.learned:
+            return ()
         weight = Weight("weight", (self.d,))
         if self.bias and self.kind == "layer":
             return (weight, Weight("bias", (self.d,)))
@@ -263,18 +276,26 @@ class Patches(Part):
 
     The rows are the patches and the class token; the class token needs no product. The image needs no gradient, so
     the backward pass has one product, not two.
+
+    - `bias`: whether there is b; `class_token`: whether the rows include a class token.
     """
 
     channels: Number
     size: tuple[Number, Number]
     d: Number
+    bias: bool = True
+    class_token: bool = True
 
     def weights(self) -> tuple[Weight, ...]:
-        return (Weight("weight", (self.d, self.channels, *self.size)), Weight("bias", (self.d,)))
+        weight = Weight("weight", (self.d, self.channels, *self.size))
+        if self.bias:
+            return (weight, Weight("bias", (self.d,)))
+        return (weight,)
 
     def products(self, call: Call) -> tuple[Product, ...]:
         inner = self.channels * math.prod(self.size)  # numbers in a patch
-        return (Product("patches", "embedding", call.batch * (call.rows - 1), inner, self.d),)
+        patches = call.rows - 1 if self.class_token else call.rows
+        return (Product("patches", "embedding", call.batch * patches, inner, self.d),)
 
     def forward_peak(self, call: Call, size: Number) -> Number:
         # The patches, and the copy that joins them with the class token.
@@ -343,6 +364,13 @@ class FeedForward(Part):
 
     def activation_elements(self, call: Call) -> Number:
         return call.tokens * self.hidden
+
+
+def smallest(*terms: Number) -> Number:
+    """The smallest of numbers and symbols."""
+    if all(isinstance(term, int) for term in terms):
+        return min(terms)
+    return sympy.Min(*terms)
 
 
 def largest(*terms: Number) -> Number:

@@ -60,6 +60,11 @@ class Plan:
         return to_int(self.model.parameters)
 
     @cached_property
+    def active_parameters(self) -> int:
+        """Parameters without the experts that a token does not use; all parameters of a model without experts."""
+        return to_int(self.model.active_parameters)
+
+    @cached_property
     def forward_flops(self) -> int:
         """FLOPs of a forward pass, masked pairs included."""
         return to_int(flops.forward(self.model, self.lengths))
@@ -121,7 +126,9 @@ class Plan:
         """
         rows: dict[str, Row] = {}
         for stack in self.model.stacks:
-            prefix = f"{stack.name}: " if len(self.model.stacks) > 1 else ""
+            prefix = ""
+            if len(self.model.stacks) > 1 and stack.name:
+                prefix = f"{stack.name}: "
             for placed in stack:
                 if isinstance(placed.part, Dropout) and not self.training:
                     continue

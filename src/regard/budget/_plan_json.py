@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from regard.budget._plan_records import COUNTED_BY_FORMULAS
+
 if TYPE_CHECKING:
     from regard.budget._plan import Plan
 
@@ -34,6 +36,10 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
         "model": plan.model.title,
         "architecture": plan.model.architecture,
         "kind": plan.model.kind,
+        "counted": COUNTED_BY_FORMULAS,
+        "unknown": [],
+        "parts_not_run": [],
+        "uncounted_operators": [],
         "batch": plan.lengths.batch,
         "tokens": plan.lengths.n,
         "source": plan.lengths.m,
@@ -41,6 +47,7 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
         "weight_dtype": plan.weight_dtype,
         "training": plan.training,
         "parameters": plan.parameters,
+        "active_parameters": plan.active_parameters,
         "forward_flops": plan.forward_flops,
         "unmasked_flops": plan.unmasked_flops,
         "backward_flops": plan.backward_flops,

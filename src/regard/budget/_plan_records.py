@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# How the figures of a plan were found: the value of `counted` in its dictionary.
+COUNTED_BY_FORMULAS = "by formulas"
+COUNTED_BY_WALKING = "by walking"
+
 
 @dataclass(frozen=True)
 class Row:

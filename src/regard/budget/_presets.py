@@ -14,10 +14,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
+from regard._config_json import Config
 from regard._errors import RegardError, RegardTypeError
-from regard.budget._hf_configs import from_config
+from regard.budget._hf_configs import model_from_config
 from regard.budget._model import Model
 from regard.budget._models_from_fields import build_model
 
@@ -56,7 +58,7 @@ class Preset:
         if self.kind is None:
             if changes:
                 raise RegardError(f"{self.name} takes no fields, got {', '.join(changes)}; it comes from a config.json")
-            model = from_config(self.config or {})
+            model = model_from_config(Config(self.config or {}))
         else:
             model = build_model(self.kind, {**self.fields, **(changes or {})})
 
@@ -316,6 +318,8 @@ def find_preset(name: str) -> Preset:
     match = match_preset(name)
     if match is not None:
         return match
+    if name and Path(name).exists():
+        raise RegardError(f"unknown model {name!r}; for a file or a folder call regard.budget.from_config({name!r})")
     close = close_presets(name)
     if close:
         raise RegardError(f"unknown model {name!r}; did you mean {', '.join(close)}?")

@@ -12,6 +12,9 @@ from rich.text import Text
 
 from regard._terminal import frameless_table, literal_text
 from regard.budget._attention_vs_alternatives import Alternative
+from regard.budget._counted_plan import CountedPlan
+from regard.budget._experts_part import Experts
+from regard.budget._latent_attention import LatentAttention
 from regard.budget._machine import Machine
 from regard.budget._memory import COMPUTE_DTYPES
 from regard.budget._parts import Call
@@ -97,6 +100,9 @@ def _full_title(plan: Plan) -> str:
 def _summary(plan: Plan) -> dict[str, str]:
     """The lines below the table, by name."""
     lines = _textbook_counts(plan)
+    if plan.active_parameters != plan.parameters:
+        chosen = _experts_text(plan)
+        lines["active"] = f"{plan.active_parameters:,} parameters per token: it uses {chosen}"
     lines["forward"] = f"{format_count(plan.forward_flops)}FLOP"
     if plan.unmasked_flops != plan.forward_flops:
         lines["forward"] += f"; {format_count(plan.unmasked_flops)} if masked pairs are skipped"
@@ -144,7 +150,7 @@ def _memory_lines(plan: Plan) -> dict[str, str]:
         lines["peak"] += f", {format_bytes(memory.checkpointed_peak)} with checkpointing"
     if memory.cache and not plan.training:  # nothing is cached in training
         tokens = f"{plan.lengths.batch:,} × {plan.lengths.n:,} tokens"
-        lines["cache"] = f"{format_bytes(memory.cache)} of keys and values for {tokens}"
+        lines["cache"] = f"{format_bytes(memory.cache)} of {_cached_text(plan)} for {tokens}"
 
     lines["needs"] = format_bytes(memory.total)
     if plan.available_memory is not None:
@@ -154,6 +160,24 @@ def _memory_lines(plan: Plan) -> dict[str, str]:
             lines["needs"] += f"; largest batch {plan.max_batch:,}"
         lines |= _longest_lines(plan)
     return lines | _context_lines(plan)
+
+
+def _experts_text(plan: Plan) -> str:
+    """How many experts a token uses in a layer, for each kind of layer that has some."""
+    parts = [placed.part for placed in plan.model if isinstance(placed.part, Experts)]
+    counts = dict.fromkeys(f"{to_int(part.used):,} of {to_int(part.experts):,} experts" for part in parts)
+    return " or ".join(counts)
+
+
+def _cached_text(plan: Plan) -> str:
+    """What the cache holds, and whether it drops some of it."""
+    parts = [part for _, part in plan.model.attention_parts]
+    text = "keys and values"
+    if any(isinstance(part, LatentAttention) for part in parts):
+        text = "latent vectors"
+    if any(part.rolling and part.reach is not None for part in parts):
+        text += ", without those that windows hide,"
+    return text
 
 
 def _memory_text(plan: Plan) -> str:
@@ -295,12 +319,12 @@ def _time_cell(seconds: float | None) -> list[str]:
     return [format_seconds(seconds)]
 
 
-def step_name(plan: Plan) -> str:
+def step_name(plan: Plan | CountedPlan) -> str:
     """What the plan counts, in words."""
     return "training step" if plan.training else "forward pass"
 
 
-def conditions_text(plan: Plan, without: str = "") -> str:
+def conditions_text(plan: Plan | CountedPlan, without: str = "") -> str:
     """The lengths and dtypes of a table. `without`: the length that differs by row; only its name is shown."""
     lengths = plan.lengths
     sizes = {"batch": f"{lengths.batch:,}", "n": f"{lengths.n:,}"}

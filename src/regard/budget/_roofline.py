@@ -9,13 +9,21 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from regard.budget._attention_parts import Attention
+from regard.budget._experts_part import Experts
+from regard.budget._latent_attention import LatentAttention
 from regard.budget._machine import Machine
 from regard.budget._memory import bytes_per_value, optimizer_bytes
 from regard.budget._model import Lengths, Model, PlacedPart
 from regard.budget._parts import Call, Dropout, FeedForward, Group, Norm, Part, Product
 
 # Type of part → the group of its operators that are not matrix products.
-OTHER_OPERATORS = {Norm: "norms", Attention: "projections", FeedForward: "feed-forward"}
+OTHER_OPERATORS = {
+    Norm: "norms",
+    Attention: "projections",
+    LatentAttention: "projections",
+    FeedForward: "feed-forward",
+    Experts: "feed-forward",
+}
 
 
 class PartTime(NamedTuple):
@@ -90,7 +98,8 @@ def bytes_read(model: Model, lengths: Lengths, value_bytes: float, weight_bytes:
         part_bytes = 0.0
         for product in placed.part.products(call):
             if product.learned and float(product.rows) > 0:
-                part_bytes += weight_bytes * float(product.inner) * float(product.columns)
+                elements = float(product.matrices) * float(product.inner) * float(product.columns)
+                part_bytes += weight_bytes * elements
         if isinstance(placed.part, Attention) and float(call.rows) > 0:
             part_bytes += value_bytes * float(placed.part.visible_cache_elements(call))
         result += float(placed.repeats) * part_bytes
@@ -130,13 +139,13 @@ def _product_time(product: Product, setting: _Setting) -> PartTime:
     # A weight is read once for all repeats; other right factors are different in each repeat.
     right_factor = inner * columns
     if product.learned:
-        right_factor *= setting.weight_bytes
+        right_factor *= setting.weight_bytes * float(product.matrices)
     else:
         right_factor *= setting.value_bytes * repeats
     bytes_moved = setting.value_bytes * repeats * rows * (inner + columns) + right_factor
 
     # A product of few rows does not use all arithmetic units.
-    slowdown = 1 + setting.machine.rows / rows
+    slowdown = 1 + setting.machine.rows * float(product.matrices) / rows
     flops = float(product.flops) * slowdown
     return _roofline_time(product.group, flops / setting.machine.rate(setting.dtype), bytes_moved, setting, 0.0)
 

@@ -7,28 +7,38 @@ import warnings
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from regard._checks import check_number
+from regard._devices import find_device
 from regard._errors import RegardError
 from regard._files import write_text
 from regard._terminal import printable, printable_json
-from regard.bench import Case, Measurement, MissingPeer, cases, run
+from regard.bench import Case, Measurement, MissingPeer, cases, conditions, run
 from regard.bench._race import OURS, PeerSkipped
-from regard.bench._results import Results, format_milliseconds, read_results, results_page
+from regard.bench._results import Results, format_milliseconds, read_results, results_page, results_report
 from regard.cli.output_file import check_writable, path_option
 
-WIDTH = 42  # width of the column of case names
+WIDTH = 44  # width of the column of case names
 NOISY = 0.25  # a case is marked if its median is this much above its best time
 
 
 def bench_command(
-    words: Annotated[list[str] | None, typer.Argument(help="operator, watching, models, or parts of names")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(help="operator, instructions, watching, models, or parts of names")
+    ] = None,
     seconds: Annotated[float, typer.Option(help="time per case; at least three rounds are run")] = 3.0,
     list_: Annotated[bool, typer.Option("--list", help="print the names of the cases, run none")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="where the calls run: cpu, cuda, cuda:1, mps or xpu")
+    ] = "cpu",
+    report: Annotated[
+        bool, typer.Option("--report", help="print conditions and figures as Markdown, to paste into an issue")
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -46,29 +56,37 @@ def bench_command(
     regard bench
     regard bench operator --out mine.json
     regard bench causal decoding --seconds 1
+    regard bench operator --device cuda --report
 
     A ratio is the other library's time divided by ours.
     All calls get the same inputs. Their results are compared first; then the calls run alternately.
     An interrupted run with --out continues where it stopped.
     """
     seconds = check_number("--seconds", seconds, least=0)
-    chosen = cases(words or ())
+    where = find_device(device, "--device")
+    chosen = cases(words or (), where)
+    if report and (as_json or list_):
+        raise RegardError("--report prints Markdown and cannot be combined with --json or --list")
     if list_:
         if as_json or out is not None or page is not None:
             raise RegardError("--list runs no case and cannot be combined with --json, --out or --page")
         for case in chosen:
-            typer.echo(f"{case.group:<10}{case.name}")
+            typer.echo(f"{case.group:<14}{case.name}")
         return
     for file in (out, page):
         if file is not None:
             check_writable(file)
-    results = _load_results(out)
-    failures = _run_cases(chosen, results, seconds, out, Console(highlight=False, markup=False, stderr=as_json))
+    results = _load_results(out, where)
+    # What is printed for people must not mix with what is printed for programs and issues.
+    console = Console(highlight=False, markup=False, stderr=as_json or report)
+    failures = _run_cases(chosen, results, seconds, out, console)
     if as_json:
         entries = results.ordered(chosen).to_dict()
         typer.echo(printable_json(json.dumps(entries, ensure_ascii=False, indent=1)))
+    if report:
+        typer.echo(printable(results_report(results.ordered(chosen)), lines=True), nl=False)
     if page is not None:
-        write_text(results_page(results.ordered(cases())), page)
+        write_text(results_page(results.ordered(cases((), where))), page)
     if failures:
         message = f"regard: {printable(' '.join(failures[0].split()))[:1000]}"  # one line, whatever torch writes
         if len(failures) > 1:
@@ -105,19 +123,25 @@ def _run_cases(chosen: list[Case], results: Results, seconds: float, out: Path |
         # Targets apply to one instruction set only.
         if case.target is not None and str(results.conditions["kernel"]) == "avx512bf16":
             console.print(Text(f"    target: {next(iter(measurement.ratios))} {case.target} ×", style="dim"))
+        if case.least is not None:
+            slower = measurement.slower_than(case.least)
+            if slower:
+                failures.append(f"{case.name}: slower than {', '.join(slower)} by more than noise")
         results.add(measurement)
         if out is not None:
             results.save(out)
     return failures
 
 
-def _load_results(file: Path | None) -> Results:
+def _load_results(file: Path | None, device: torch.device) -> Results:
     """New results, or those in the file if they were measured under the same conditions."""
-    new = Results()
+    new = Results() if device.type == "cpu" else Results(conditions(device))
     if file is None or not file.exists():
         return new
     saved = read_results(file)
-    for name, value in new.conditions.items():
+    # A condition that only one of them has is a difference too: the figures of a GPU name the GPU.
+    for name in new.conditions | saved.conditions:
+        value = new.conditions.get(name)
         if saved.conditions.get(name) != value:
             raise RegardError(
                 f"{file} was measured with {name} {saved.conditions.get(name)}, here it is {value}: "

@@ -15,7 +15,7 @@ def budget_command(
         str | None,
         typer.Argument(
             help="a name such as gpt2 or llama-3-8b; or attention, block, encoder, decoder, encoder-decoder or vit with"
-            " its sizes; or a config.json, or its folder",
+            " its sizes; or a config.json, or its folder (of any model of transformers)",
             show_default=False,
         ),
     ] = None,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from regard._errors import RegardError
+from regard.budget._counted_model import CountedModel
 from regard.budget._hf_configs import from_config
 from regard.budget._model import Model
 from regard.budget._models_from_fields import build_model, parse_fields, symbolic_model
@@ -39,8 +40,18 @@ class ModelChoice:
         if self.preset is not None:
             return self.preset.build(fields)
         if self.config is not None:
-            return from_config(self.config)
+            model = from_config(self.config)
+            if isinstance(model, CountedModel):
+                raise RegardError(f"{model.title} has no formula; only a plan of this model alone can be counted")
+            return model
         return build_model(str(self.kind), fields)
+
+    def build_counted(self) -> CountedModel | None:
+        """Build the model of a config without a formula, which is counted by walking; None for other models."""
+        if self.config is None:
+            return None
+        model = from_config(self.config)
+        return model if isinstance(model, CountedModel) else None
 
     @property
     def preset_title(self) -> str | None:
@@ -71,6 +82,8 @@ def choose_model(text: str, field_texts: Sequence[str]) -> ModelChoice:
 
     # A file that exists is meant, even if a preset has the same name.
     path = Path(text)
+    if path.suffix == ".gguf":
+        raise RegardError(f"model must be {ACCEPTED}, got the GGUF file {text}; regard describe counts its parameters")
     is_config = _exists(path) and (path.is_file() or (path / "config.json").is_file())
     if is_config or text.lstrip().startswith("{"):
         if field_texts:

@@ -17,6 +17,8 @@ from regard.budget import _report as report
 from regard.budget._attention_vs_alternatives import alternatives
 from regard.budget._compare_models import compare
 from regard.budget._cost_figure import plot_costs
+from regard.budget._counted_model import CountedModel
+from regard.budget._counted_report import counted_report
 from regard.budget._formulas import formulas
 from regard.budget._machine import Machine, find_machine, machines
 from regard.budget._machine_benchmark import this_machine
@@ -134,6 +136,9 @@ def _print_answer(request: BudgetRequest) -> None:
     choice = _choose(request)
     if mode == "--fit":
         return _print_fits(request, str(choice.kind), choice.fields)
+    counted = choice.build_counted()
+    if counted is not None:
+        return _print_counted(request, counted)
     if mode == "--sweep":
         return _print_sweep(request, choice)
     model = _make_model(request, choice)
@@ -201,6 +206,20 @@ def _print_plan(request: BudgetRequest, model: Model) -> None:
     Console().print(report.plan_report(result))
     if file is not None:
         Console().print(literal_text(f"figure: {file}"), soft_wrap=True)
+
+
+def _print_counted(request: BudgetRequest, model: CountedModel) -> None:
+    """Print the plan of a model without a formula; refuse what only formulas give."""
+    needs_formulas = ("--attention", "--machine", "--memory", "--plot")
+    refused = [name for name in needs_formulas if request.options[name] is not None]
+    if request.mode:
+        refused.insert(0, request.mode)
+    if refused:
+        raise RegardError(f"{refused[0]} needs formulas, but {model.title} is counted by walking; leave it out")
+    result = plan(model, request.integer("--tokens"), **request.plan_options())
+    if request.as_json:
+        return _print_json(result.to_dict())
+    Console().print(counted_report(result))
 
 
 def _print_fits(request: BudgetRequest, kind: str, fields: dict[str, Any]) -> None:

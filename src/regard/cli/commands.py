@@ -31,6 +31,7 @@ class Command(NamedTuple):
 
     module: str  # a module of this package with the function ``<command>_command``
     summary: str  # the first sentences of that function's docstring
+    is_hidden: bool = False  # whether ``regard --help`` leaves it out: it is for contributors
 
 
 COMMANDS = {
@@ -55,6 +56,11 @@ COMMANDS = {
     "lab": Command("lab", "Inspect, count, prove and change attention in a browser. Ctrl-C ends it."),
     "look": Command("look", "Observe every head of a model. Ctrl-C stops, and no file is left half-written."),
     "train": Command("train", "Train a task into a folder, or continue the run in it. Ctrl-C saves and stops."),
+    "zoo": Command(
+        "zoo",
+        "Check regard.watch on every architecture of transformers, tiny and random, against eager attention.",
+        is_hidden=True,
+    ),
 }
 
 
@@ -72,7 +78,8 @@ class CommandGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         if self.is_listing:
-            return TyperCommand(cmd_name, help=COMMANDS[cmd_name].summary)
+            command = COMMANDS[cmd_name]
+            return TyperCommand(cmd_name, help=command.summary, hidden=command.is_hidden)
         with exit_at_interrupt():
             module = import_module(f"regard.cli.{COMMANDS[cmd_name].module}")
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -94,7 +101,8 @@ class CommandGroup(TyperGroup):
             if similar:
                 hint = f"Did you mean {' or '.join(repr(name) for name in similar)}?"
             else:
-                hint = f"Commands are {', '.join(COMMANDS)}."
+                listed = [name for name, command in COMMANDS.items() if not command.is_hidden]
+                hint = f"Commands are {', '.join(listed)}."
             raise UsageError(f"No such command {args[0]!r}. {hint}", ctx=ctx)
         return super().resolve_command(ctx, args)
 

@@ -15,7 +15,8 @@ from regard.models._generate import TextGenerator
 
 def describe_command(
     folder: Annotated[
-        str | None, typer.Argument(help="a folder with config.json and *.safetensors; default: the bundled model")
+        str | None,
+        typer.Argument(help="a folder with config.json and *.safetensors, or a GGUF file; default: the bundled model"),
     ] = None,
 ) -> None:
     """Print layers, heads, dimensions and parameters of a model."""
@@ -28,12 +29,16 @@ def describe_command(
 def _checked_folder(text: str) -> Path:
     """Return the path of a folder. An empty text is refused: as a path it would mean the current folder."""
     if not text.strip():
-        raise RegardError("folder must be a folder with config.json and *.safetensors, got an empty text")
+        raise RegardError(
+            "folder must be a folder with config.json and *.safetensors, or a GGUF file, got an empty text"
+        )
     return Path(text)
 
 
 def generate_command(
-    folder: Annotated[str, typer.Argument(help="a folder with config.json, *.safetensors and tokenizer.json")],
+    folder: Annotated[
+        str, typer.Argument(help="a folder with config.json, *.safetensors and tokenizer.json, or a GGUF file")
+    ],
     prompt: Annotated[str, typer.Argument(help="the text that the model continues or answers")],
     length: Annotated[int, typer.Option(help="largest number of new tokens")] = 64,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token; above 0 tokens are drawn")] = 0.0,
@@ -51,7 +56,7 @@ def generate_command(
     model = models.load(_checked_folder(folder))
     if not isinstance(model, TextGenerator):
         name = model.config.architecture or model.config.model_type
-        raise RegardError(f"{folder} holds a {name}, which generates no text; GPT-2, Llama, Mistral, Qwen and T5 do")
+        raise RegardError(f"{folder} holds a {name}, which generates no text; GPT-2, Llama, its relatives and T5 do")
     for piece in model.stream(prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed):
         typer.echo(printable(str(piece), lines=True), nl=False)
     typer.echo()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,28 +12,57 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from regard._errors import RegardError
 from regard._files import json_safe
-from regard._terminal import frameless_table, literal_text
+from regard._terminal import frameless_table, literal_text, printable
 from regard.budget._units import format_bytes
 
 
-def doctor_command(as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False) -> None:
+def doctor_command(
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_report: Annotated[
+        bool, typer.Option("--report", help="print the same as Markdown, to paste into an issue")
+    ] = False,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="also run the self-test on every GPU, with the Triton kernels")
+    ] = False,
+) -> None:
     """Describe this machine and run a self-test against float64; the exit code is 1 if something is wrong.
 
     regard doctor --json
+    regard doctor --gpu --report
     """
+    if as_json and as_report:
+        raise RegardError("--report prints Markdown and cannot be combined with --json")
     # Imported here, because no other command needs it.
     from regard.doctor import run_checks
+    from regard.doctor.device_test import run_long_test
 
-    console = Console(highlight=False, stderr=as_json)
-    with console.status("testing, about 2 s"):
+    console = Console(highlight=False, stderr=as_json or as_report)
+    with console.status("testing: 2 s, and some minutes if kernels for a GPU are compiled"):
         report = run_checks()
+    if gpu:
+        with console.status("testing the kernels of the GPU, which are compiled first: some minutes"):
+            report["gpu_test"] = run_long_test()
+        for device, result in report["gpu_test"].items():
+            report["problems"] += [f"self-test on {device} failed: {problem}" for problem in result["failed"]]
+        report["well"] = not report["problems"]
     if as_json:
         typer.echo(json.dumps(json_safe(report), ensure_ascii=False, allow_nan=False, indent=1))
+    elif as_report:
+        typer.echo(printable(_markdown(report), lines=True), nl=False)
     else:
         _print_report(console, report)
     if not report["well"]:
         raise typer.Exit(1)
+
+
+def _markdown(report: dict[str, Any]) -> str:
+    """What ``_print_report`` prints, without colours, as a block of Markdown."""
+    text = io.StringIO()
+    _print_report(Console(file=text, width=REPORT_WIDTH, highlight=False, color_system=None), report)
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    return "\n".join(["### regard doctor", "", "```text", *lines, "```", ""])
 
 
 def _print_report(console: Console, report: dict[str, Any]) -> None:
@@ -54,6 +84,9 @@ def _print_report(console: Console, report: dict[str, Any]) -> None:
     if "rows" in report["self_test"]:
         console.print()
         console.print(_self_test_table(report["self_test"], wide=console.width >= 75))
+    for device, result in report.get("gpu_test", {}).items():
+        console.print()
+        console.print(_self_test_table(result, wide=console.width >= 75, device=device))
     console.print()
     for note in report["notes"]:
         console.print(Text("note: ", style="yellow") + literal_text(note))
@@ -94,6 +127,39 @@ def _native(result: dict[str, Any]) -> list[str]:
     return [f"built, can run {', '.join(result['instruction_sets'])}; in use {result['in_use']}{forced}"]
 
 
+def _devices(result: dict[str, dict[str, Any]]) -> list[str]:
+    """One line per GPU; no line if there is none."""
+    lines = []
+    for name, described in result.items():
+        facts = [f"{fact} {value}" for fact, value in described.items() if fact not in ("device", "device name")]
+        lines.append(f"{name}: {described.get('device name', 'unknown')}, {', '.join(facts)}")
+    return lines
+
+
+def _kernel_check(result: dict[str, dict[str, str]]) -> list[str]:
+    """The verdict of the Triton kernels on each GPU; no line if there is none."""
+    lines = []
+    for device, problems in result.items():
+        used = [dtype for dtype, problem in problems.items() if not problem]
+        if used:
+            lines.append(f"{device}: the Triton kernels passed their self-check in {', '.join(used)}")
+        for dtype, problem in problems.items():
+            if problem:
+                lines.append(f"{device}: the reference computes {dtype}, because {problem}")
+    return lines
+
+
+def _device_test(result: dict[str, dict[str, Any]]) -> list[str]:
+    """The error of each GPU; no line if there is none."""
+    lines = []
+    for name, tested in result.items():
+        if tested["problem"]:
+            lines.append(f"{name}: {tested['problem']}")
+        else:
+            lines.append(f"{name} computes what the CPU computes, largest relative error {tested['error']:.1e}")
+    return lines
+
+
 def _threads(result: dict[str, Any]) -> list[str]:
     lines = [f"{result['torch']} of torch, OMP_NUM_THREADS {result['OMP_NUM_THREADS'] or 'not set'}"]
     return lines + [f"OpenMP: {_shorten_path(file)}" for file in result["openmp"]]
@@ -123,17 +189,22 @@ FORMATS = {
     "cpu": _cpu,
     "memory": _memory,
     "native": _native,
+    "devices": _devices,
+    "kernel_check": _kernel_check,
+    "device_test": _device_test,
     "threads": _threads,
     "extras": _extras,
     "kept": _state_files,
 }
-LABELS = {"kept": "files"}
+LABELS = {"kept": "files", "device_test": "device test", "kernel_check": "GPU kernels"}
+REPORT_WIDTH = 100  # columns of --report, whatever the terminal has
 
 
-def _self_test_table(result: dict[str, Any], *, wide: bool) -> Table:
+def _self_test_table(result: dict[str, Any], *, wide: bool, device: str = "") -> Table:
     """One row per kind of call; a narrow terminal shows the ratios only."""
+    where = f" on {device}" if device else ""
     table = frameless_table(
-        f"self-test, {result['backend']} backend, {result['seconds']:.1f} s: largest errors against float64"
+        f"self-test, {result['backend']} backend{where}, {result['seconds']:.1f} s: largest errors against float64"
     )
     table.add_column("calls", no_wrap=wide, overflow="fold")
     columns = ["× torch's", "backward"]

@@ -29,8 +29,8 @@ def lab_command(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL|RECORDING|RUN]…",
-            help="folders to open: models, recordings of regard look --out, runs of regard train, records of a "
-            "Recorder; the default is the bundled model and its run",
+            help="what to open: folders of models, recordings of regard look --out, runs of regard train, records of a "
+            "Recorder, or GGUF files; the default is the bundled model and its run",
             show_default=False,
         ),
     ] = None,
@@ -97,7 +97,7 @@ def lab_command(
 
 def _checked_folder(text: str) -> Path:
     """Return the path of a folder that exists. An empty text is refused: as a path it would mean the current folder."""
-    accepted = "give a folder with config.json (a model), recording.json, run.json or records of heads"
+    accepted = "give a folder with config.json (a model), recording.json, run.json or records of heads, or a GGUF file"
     if not text.strip():
         raise RegardError(f"folder must not be an empty text; {accepted}")
     path = Path(text)

@@ -19,7 +19,7 @@ from regard.interp._head_table import HEAD_COLUMNS, STRONGEST
 
 MAX_TEXT_BYTES = 64 * 2**20
 MOST_NAMES = 1000  # files of a folder that are compared with a name that does not exist
-ACCEPTED = "the folder of a model, a run or a recording (without it, the bundled model)"
+ACCEPTED = "the folder of a model, a run or a recording, or a GGUF file (without it, the bundled model)"
 
 
 def look_command(
@@ -28,7 +28,8 @@ def look_command(
         typer.Argument(
             parser=path_option,
             metavar="MODEL",
-            help="folder of a model, of a run of regard train, or of a recording; default the bundled model",
+            help="folder of a model, of a run of regard train, or of a recording, or a GGUF file; default the bundled "
+            "model",
             show_default=False,
         ),
     ] = None,
@@ -161,7 +162,9 @@ def _find_folder(model: Path | None) -> Path:
     if model.name == "recording.json":
         raise RegardError(f"MODEL must be a folder; a recording is the folder {model.parent}, got {model}")
     if model.is_file():
-        raise RegardError(f"MODEL must be a folder, got the file {model}; give a text as --text {model}")
+        if _is_gguf(model):
+            return model
+        raise RegardError(f"MODEL must be {ACCEPTED}, got the file {model}; give a text as --text {model}")
     if (model / "run.json").is_file():
         if not (model / "model" / "config.json").is_file():
             # Here, not at the top: this imports torch, which takes seconds.
@@ -174,10 +177,20 @@ def _find_folder(model: Path | None) -> Path:
     return model
 
 
+def _is_gguf(file: Path) -> bool:
+    # Here, not at the top: this imports torch, which takes seconds. Names that end in .gguf do not need it.
+    if file.suffix.lower() == ".gguf":
+        return True
+    from regard.models._gguf_format import is_gguf
+
+    return is_gguf(file)
+
+
 def _similar_names(model: Path) -> str:
-    """Folders with a similar name beside one that does not exist: "; similar: …"."""
+    """Folders and GGUF files with a similar name beside one that does not exist: "; similar: …"."""
     try:
-        names = [path.name for path in islice(model.absolute().parent.iterdir(), MOST_NAMES) if path.is_dir()]
+        entries = islice(model.absolute().parent.iterdir(), MOST_NAMES)
+        names = [path.name for path in entries if path.is_dir() or path.suffix == ".gguf"]
     except OSError:
         return ""
     matches = [str(model.parent / name) for name in get_close_matches(model.name, sorted(names), n=3)]
@@ -230,7 +243,8 @@ def _read_text(stdin: str | None, text: Path | None, image: Path | None) -> str 
             with text.open("rb") as opened:
                 data = opened.read(MAX_TEXT_BYTES + 1)
         except OSError as error:
-            raise RegardError(f"{text} cannot be read: {error.strerror}") from None
+            accepted = "--text takes a file, or - for standard input"
+            raise RegardError(f"{accepted}; {text} cannot be read: {error.strerror}") from None
     if len(data) > MAX_TEXT_BYTES:
         raise RegardError(f"{name} must be at most {MAX_TEXT_BYTES // 2**20} MiB; give a part of it")
     try:

@@ -28,6 +28,7 @@ from regard.interp._look import PAGE_OBSERVABLES, look
 from regard.interp._page_types import add_types, page_types, types_metadata
 from regard.interp._token_text import visible_label
 from regard.models._folder import TOKENIZER, ModelFolder, shorten_list
+from regard.models._gguf_format import is_gguf
 from regard.models._load import check_finite
 from regard.models._tokenizer import Tokenizer
 
@@ -133,6 +134,8 @@ def load_model(folder: Path, *, generates: bool = False) -> tuple[nn.Module, Any
 
     ``generates``: load a model of ``transformers`` with its language head, which predicts tokens.
     """
+    if is_gguf(folder):
+        return models.load(folder), None
     model_type = ModelFolder(folder).config.model_type
     in_python = "observe it in Python: with regard.watch(model) as recording: …"
     if reads_audio(folder):

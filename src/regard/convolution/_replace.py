@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard._devices import synchronize, widest
 from regard._errors import RegardError, RegardTypeError
 from regard._observables import Observe
 from regard.convolution._convolved_attention import ConvolvedAttention
@@ -166,16 +167,18 @@ def compare(
     with torch.inference_mode():
         # These first calls also warm up.
         y = _first_tensor(call(model, inputs))
-        difference = (_first_tensor(call(other, inputs)) - y).double()
+        difference = widest(_first_tensor(call(other, inputs)) - y)
         best = [math.inf, math.inf]
         for _ in range(repeat):
             for index, one in enumerate((model, other)):
+                synchronize(y.device)
                 start = time.perf_counter()
                 call(one, inputs)
+                synchronize(y.device)
                 best[index] = min(best[index], time.perf_counter() - start)
 
     error = float(difference.abs().max()) if y.numel() else 0.0
-    norm = float(y.double().norm())
+    norm = float(widest(y).norm())
     relative = float(difference.norm())
     if norm:
         relative /= norm

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from regard._checks import check_number
+from regard._devices import widest
 from regard._errors import RegardError, RegardTypeError
 from regard._observables import Observe
 from regard.convolution._geometry import Geometry, grid_positions
@@ -187,7 +188,7 @@ class AttentionConvolution(nn.Module):
         _, observation = self.attention(queries, keys, observe=Observe())
         key_positions = keys[0, :, self.geometry.channels : -1]  # [m, p]
         offsets = key_positions[observation.peak_at] - queries[0, :, 1:]  # [B, H, n, p]
-        return offsets.double().mean((0, 2)), observation.peak.double().mean((0, 2))
+        return widest(offsets).mean((0, 2)), widest(observation.peak).mean((0, 2))
 
     def _tokens(self, x: Tensor) -> tuple[list[range], Tensor, Tensor]:
         """Return output positions per axis, query inputs ``[1, n, 1 + p]`` and key inputs ``[B, m, C + p + 1]``."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from regard.doctor import environment
+from regard.doctor.device_test import REFUSED, run_device_test, run_kernel_check
 from regard.doctor.self_test import run_self_test
 
 CHECKS: dict[str, Callable[[], Any]] = {
@@ -13,6 +14,9 @@ CHECKS: dict[str, Callable[[], Any]] = {
     "cpu": environment.cpu,
     "memory": environment.memory,
     "native": environment.native_module,
+    "devices": environment.devices,
+    "kernel_check": run_kernel_check,
+    "device_test": run_device_test,
     "self_test": run_self_test,
     "threads": environment.threads,  # after the self-test, which may load an OpenMP runtime
     "extras": environment.extras,
@@ -38,6 +42,15 @@ def run_checks() -> dict[str, Any]:
         except Exception as error:
             report[name] = {"error": f"{type(error).__name__}: {error}"}
             problems.append(f"{name.replace('_', '-')} could not be checked: {report[name]['error']}")
+    for device, verdicts in report["kernel_check"].items():
+        if device == "error":
+            continue
+        for dtype, problem in verdicts.items():
+            if problem and not problem.startswith(REFUSED):
+                problems.append(f"the Triton kernels are not used for {dtype} on {device}: {problem}")
+    for name, result in report["device_test"].items():
+        if name != "error" and result["problem"]:
+            problems.append(f"{name} computes wrong results: {result['problem']}")
     failed = report["self_test"].get("failed", [])
     if failed:
         problem = f"self-test failed: {failed[0]}"

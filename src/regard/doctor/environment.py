@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from regard import _cpu as system
+from regard._devices import describe_device, list_devices
 from regard._version import __version__
 from regard.budget import _machine_benchmark as machine_benchmark
 from regard.kernels import native
@@ -21,8 +22,10 @@ FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"
 # Name of the extra → the package that it installs, and what it is for.
 EXTRAS = {
     "hf": ("transformers", "its models"),
+    "gguf": ("gguf", "quantised GGUF files"),
     "plot": ("matplotlib", "figures"),
     "train": ("scikit-learn", "the digits"),
+    "gpu": ("triton", "kernels for GPUs"),
 }
 RUNTIMES = re.compile(r"lib(?:g|i)?omp5?[-.][^/]*so[^/]*")  # libgomp.so.1, libiomp5.so, libomp-….so
 
@@ -104,6 +107,11 @@ def native_module() -> dict[str, Any]:
         "in_use": native.instruction_set(),
         "forced": os.environ.get("REGARD_ISA") or None,
     }
+
+
+def devices() -> dict[str, Any]:
+    """The GPUs that torch can use, each with its name and the versions of what drives it; often there is none."""
+    return {str(device): describe_device(device) for device in list_devices()}
 
 
 def threads() -> dict[str, Any]:

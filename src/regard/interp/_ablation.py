@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard._checks import check_instance, describe_value
+from regard._devices import widest
 from regard._errors import RegardError, RegardTypeError
 from regard._hooks import AttentionCall, Observer
 from regard._observables import Observation, Observe
@@ -140,13 +141,19 @@ class Ablation:
                 if callable(over):
                     over()
                 else:
-                    self.model(over)
+                    self.model(_on_device_of(self.model, over))
             means = averages.means()
         ablator = _Ablator(self.model, self.heads, means)
         with observing(ablator), count_forwards(self.model) as forwards:
             yield ablator
         if forwards[0] and not ablator.reached:
             raise RegardError(f"{type(self.model).__name__} {NO_VISIBLE_ATTENTION}; nothing was ablated")
+        for path in ablator.unseen:
+            if path in ablator.reached and self.heads.at(path, ablator.reached[path]):
+                raise RegardError(
+                    f"{path!r} also computes attention that regard does not recognise, so its heads were "
+                    "ablated only partly"
+                )
         self.heads.check(ablator.reached)
 
 
@@ -164,7 +171,7 @@ class _Ablator(Observer):
             return out
         H = out.shape[-3]
         if max(heads) >= H:
-            raise RegardError(f"heads names head {max(heads)} of {call.path}, which has heads 0 … {H - 1}")
+            raise RegardError(f"heads names head {max(heads)} of {call.path!r}, which has heads 0 … {H - 1}")
 
         # Select with ``where``, do not multiply by 0: the output may hold NaN.
         ablated = torch.zeros(H, 1, 1, dtype=torch.bool, device=out.device)
@@ -191,10 +198,10 @@ class _MeanOutputs(Observer):
     def after(self, call: AttentionCall, out: Tensor, observation: Observation | None) -> Tensor:
         assert observation is not None and observation.counted is not None
         counted_BHN = observation.counted
-        out_BHNE = out.reshape(-1, *out.shape[-3:]).double()
+        out_BHNE = widest(out.reshape(-1, *out.shape[-3:]))
         total = torch.where(counted_BHN.unsqueeze(-1), out_BHNE, 0.0).sum((0, 2))
         self._sums[call.path] = self._sums.get(call.path, 0.0) + total
-        self._counts[call.path] = self._counts.get(call.path, 0.0) + counted_BHN.sum((0, 2)).double()
+        self._counts[call.path] = self._counts.get(call.path, 0.0) + counted_BHN.sum((0, 2))
         return out
 
     def means(self) -> dict[str, Tensor]:
@@ -212,6 +219,8 @@ def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
     """
     if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.shape[1] < 2 or ids.is_floating_point():
         raise RegardError(f"ids must be whole numbers [B, n] with n ≥ 2, got {describe_value(ids)}")
+    # Ids are often made on the CPU, while the model may be on another device.
+    ids = _on_device_of(model, ids)
     result = model(ids)
     logits = getattr(result, "logits", result)
     if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[:2] != ids.shape:
@@ -219,6 +228,12 @@ def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
             f"{type(model).__name__} returns no logits [B, n, vocabulary] for ids; give a function that returns a loss"
         )
     return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+
+
+def _on_device_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """``inputs`` on the device of the model's first parameter."""
+    parameter = next(model.parameters(), None)
+    return inputs if parameter is None else inputs.to(parameter.device)
 
 
 def _loss(model: nn.Module, inputs: Input) -> float:

@@ -41,6 +41,8 @@ def model_fingerprint(folder: Path) -> str:
     """A hash of the names, sizes and times of a model's files. It changes if the model is trained further."""
     parts = [str(folder.resolve())]
     files = [*sorted(folder.glob("*.safetensors")), folder / "config.json", *sorted(folder.glob("tokenizer*"))]
+    if folder.is_file():  # a GGUF file has everything
+        files = [folder]
     for file in files:
         status = file.stat()
         parts.append(f"{file.name} {status.st_size} {status.st_mtime_ns}")

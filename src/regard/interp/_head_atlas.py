@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._checks import check_instance
+from regard._devices import preserved_random_state
 from regard._errors import RegardError
 from regard._hooks import observed
 from regard._observables import Observe
@@ -241,15 +242,21 @@ def untrained_copy(model: nn.Module) -> nn.Module:
     >>> torch.equal(untrained.blocks[0].attention.q_proj.weight, model.blocks[0].attention.q_proj.weight)
     False
     """
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
+    parameter = next(model.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    # The weights are drawn on the CPU, so that the copy of a model on another device has the same ones.
+    with preserved_random_state(torch.device("cpu"), seed=0), torch.no_grad():
         if is_pretrained(model):
-            parameter = next(model.parameters())
-            untrained = type(model)(copy.deepcopy(model.config)).to(parameter.device, parameter.dtype)
+            assert parameter is not None
+            untrained = type(model)(copy.deepcopy(model.config)).to(device, parameter.dtype)
         else:
             untrained = copy.deepcopy(model)
+            if device.type != "cpu":
+                untrained.cpu()
             for module in untrained.modules():
                 _reset(module)
+            if device.type != "cpu":
+                untrained.to(device)
     return untrained.train(model.training)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from regard._devices import widest
 from regard._observables import Observation
 from regard.interp._head_table import HEAD_COLUMNS, POSITION_COLUMNS
 from regard.interp._token_labels import is_cross_attention
@@ -48,6 +49,6 @@ def _means(observation: Observation, name: str) -> torch.Tensor | None:
         return observation.mean(name)
     if observation.visible is None:
         return None
-    largest_entropy = observation.visible.double().log()
-    spread = torch.where(largest_entropy > 0, observation.entropy.double() / largest_entropy, 0.0)
+    largest_entropy = widest(observation.visible).log()
+    spread = torch.where(largest_entropy > 0, widest(observation.entropy) / largest_entropy, 0.0)
     return torch.where(counted, spread, 0).sum((0, 2)) / counted.sum((0, 2))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._devices import widest
 from regard._observables import ROW_VALUES, Observation
 from regard._saved_call import SavedCall
 
@@ -121,9 +122,26 @@ def _append_calls(calls: Sequence[Observation], keeps_keys: bool) -> Observation
         joined["saved_calls"] = _join_saved_calls(calls, m)
     else:
         joined |= dict.fromkeys(("m", "value_norm", "peak_at", "top_at"))
+        joined["sink"] = _join_sinks(calls)
     joined["rows"] = torch.stack([call.rows for call in calls]).sum(0)
     joined |= _join_profiles(calls)
     return replace(last, **joined)
+
+
+def _join_sinks(calls: Sequence[Observation]) -> Tensor | None:
+    """``sink`` of calls with a window that drops old keys: once it has dropped the first keys, they have no weight.
+
+    None if a call has some of the first keys, but not all of them.
+    """
+    sinks = []
+    tokens = 0
+    for call in calls:
+        tokens += call.n or 0
+        dropped = tokens - (call.m or 0)
+        if call.sink is None or 0 < dropped < call.observe.sink:
+            return None
+        sinks.append(torch.zeros_like(call.sink) if dropped else call.sink)
+    return torch.cat(sinks, dim=2)
 
 
 def _join_profiles(calls: Sequence[Observation]) -> dict[str, Tensor | None]:
@@ -133,7 +151,7 @@ def _join_profiles(calls: Sequence[Observation]) -> dict[str, Tensor | None]:
     for call in calls:
         if call.profile is None or call.profile_rows is None:
             return {"profile": None, "profile_rows": None}
-        sums.append(call.profile.double() * call.profile_rows)
+        sums.append(widest(call.profile) * call.profile_rows)
         counts.append(call.profile_rows)
     rows = torch.stack(counts).sum(0)
     return {"profile": (torch.stack(sums).sum(0) / rows.clamp(min=1)).to(calls[0].profile), "profile_rows": rows}

@@ -142,15 +142,16 @@ def _text_run(model: Model, text: str, most: int | None, answer: str | None, gen
             f"the folder has no tokenizer.json, and its {vocabulary} tokens are not bytes: the model cannot read text"
         )
     _check_length(len(ids), generate, getattr(model, "max_positions", None), isinstance(model, TextToText))
-    inputs = torch.tensor([ids])
+    inputs = torch.tensor([ids], device=model.device)
 
     if isinstance(model, TextToText):
         if answer is None:
             answer_ids = model.generate([ids], generate or ANSWER_TOKENS)
         else:
-            answer_ids = torch.tensor([tokenizer.encode(answer)])
+            answer_ids = torch.tensor([tokenizer.encode(answer)], device=model.device)
         assert isinstance(answer_ids, Tensor)  # generate gives a tensor for ids, and text for text
-        target = torch.cat([torch.tensor([[model.decoder_start_id]]), answer_ids.long()], 1)
+        start = torch.tensor([[model.decoder_start_id]], device=model.device)
+        target = torch.cat([start, answer_ids.long()], 1)
         answer_tokens = label_tokens(tokenizer, ids=target[0].tolist())
         return _Run(lambda: model(inputs, target), _text_metadata(answer_tokens, source=tokens), unknown_tokens)
     if not isinstance(model, TextEncoder | TextDecoder):
@@ -163,7 +164,7 @@ def _text_run(model: Model, text: str, most: int | None, answer: str | None, gen
         assert isinstance(continuation, Tensor)
         prompt_length = len(ids)
         tokens = _continued(tokenizer, whole_text, tokens, continuation[0].tolist())
-        inputs = torch.tensor([tokens.ids])
+        inputs = torch.tensor([tokens.ids], device=model.device)
     if isinstance(model, TextDecoder):
         model.warn_beyond_training(len(tokens.ids))
     # Only the hidden states: the logits of a long text take more memory than all its heads.
@@ -179,7 +180,7 @@ def _transformers_run(model: Any, tokenizer: Any, text: str, most: int | None, g
         raise RegardError("the tokenizer gives no tokens for this text; is there a tokenizer.json in the folder?")
     tokens = _first_tokens(whole_text, most)
     unknown_tokens = describe_unknown_tokens(tokenizer, tokens.ids)
-    inputs = torch.tensor([tokens.ids])
+    inputs = torch.tensor([tokens.ids], device=model.device)
     can_generate = callable(getattr(model, "can_generate", None)) and model.can_generate()
     if generate is not None and not can_generate:
         raise RegardError(
@@ -254,6 +255,7 @@ def _image_run(model: nn.Module, image: ImageLike) -> _Run:
         raise RegardError(f"a {name} model cannot read images here; give it a text")
     pixels = model.preprocessor(image)
     metadata = {"grid": list(model.vit.grid), "image": _image_url(pixels[0])}
+    pixels = pixels.to(next(model.parameters()).device)
     return _Run(lambda: model.hidden_states(pixels), metadata)
 
 

@@ -13,13 +13,17 @@ from regard import _hooks as hooks
 from regard._checks import check_integer
 from regard._errors import RegardError, RegardTypeError
 from regard._hooks import Observer
+from regard._running_modules import ContextHook
 from regard.interp import huggingface
+from regard.interp._compiled_models import without_compiled_graphs
 from regard.interp._torch_adapter import torch_attention_intercepted
 from regard.nn import MultiHeadAttention
 
 Head = tuple[int | str, int]
 
-NO_VISIBLE_ATTENTION = "called no attention that can be observed: it has none, or computes it by hand (docs/interp.md)"
+NO_VISIBLE_ATTENTION = (
+    "called no attention that can be observed: it has none, or computes it in an unusual way (docs/interp.md)"
+)
 PATHS_IN_MESSAGES = 6
 
 
@@ -39,6 +43,7 @@ def observing(observer: Observer) -> Iterator[None]:
         has_torch_layers |= isinstance(module, nn.MultiheadAttention)
 
     with ExitStack() as stack:
+        stack.enter_context(without_compiled_graphs())
         stack.enter_context(hooks.registered(observer, modules))
         if has_pretrained_models:
             stack.enter_context(huggingface.switched(observer.model))
@@ -56,7 +61,7 @@ def count_forwards(model: nn.Module) -> Iterator[list[int]]:
     def add_one(*_: Any) -> None:
         count[0] += 1
 
-    hook = model.register_forward_hook(add_one)
+    hook = model.register_forward_hook(ContextHook(add_one))
     try:
         yield count
     finally:
@@ -70,7 +75,7 @@ def in_backward() -> bool:
 
 def list_paths(paths: Iterable[str]) -> str:
     """The first few module paths, for an error message."""
-    paths = list(paths)
+    paths = [path or "the model itself" for path in paths]
     if len(paths) > PATHS_IN_MESSAGES:
         paths = [*paths[: PATHS_IN_MESSAGES - 1], paths[PATHS_IN_MESSAGES - 1] + " …"]
     return ", ".join(paths)

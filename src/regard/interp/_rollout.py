@@ -86,7 +86,7 @@ def _times_mean_weights(R: Tensor, observation: Observation, batch: int, value_w
             # Later rows of a causal model are often 0, and their weights need not be computed.
             if not part.any():
                 continue
-            A = weights(head, range(start, stop), batch=batch).double().cpu()
+            A = weights(head, range(start, stop), batch=batch).cpu().double()
             total = A.sum(-1, keepdim=True)
             empty = total == 0
             out += part @ (A / torch.where(empty, 1.0, total))

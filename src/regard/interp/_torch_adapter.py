@@ -1,4 +1,4 @@
-"""Observe ``F.scaled_dot_product_attention`` and ``nn.MultiheadAttention`` in any PyTorch model."""
+"""Observe torch's attention functions in any PyTorch model, and attention that a model writes by hand."""
 
 from __future__ import annotations
 
@@ -15,37 +15,32 @@ from torch.overrides import TorchFunctionMode
 
 from regard._hooks import Observer, run_attention
 from regard._operator import torch_options
+from regard.interp._followed_tensors import graph_is_checkpointed
+from regard.interp._handwritten_attention import HandwrittenAttention
 
 # Only one thread at a time may replace torch's function, or the last one would restore the replacement of the other.
 _patch_lock = threading.RLock()
+_torch_attention = F.scaled_dot_product_attention
 _MULTI_HEAD_SIGNATURE = inspect.signature(F.multi_head_attention_forward)
 
 
 @contextmanager
 def torch_attention_intercepted(observer: Observer) -> Iterator[None]:
-    """Call the observer at torch's attention calls in its model, with the path of the module that makes the call."""
+    """Call the observer at the attention of its model that torch computes, or that the model writes by hand.
+
+    Each call has the path of the module that makes it.
+    """
     with ExitStack() as stack:
-        running = _RunningModules()
-        for module, path in observer.paths.items():
-            enter = module.register_forward_pre_hook(lambda *_, path=path: running.paths.append(path))
-            leave = module.register_forward_hook(lambda *_: running.leave(), always_call=True)
-            stack.callback(enter.remove)
-            stack.callback(leave.remove)
+        stack.enter_context(observer.running.followed(observer.paths))
+        for module in observer.paths:
             if isinstance(module, nn.TransformerEncoder):
                 stack.callback(module.register_forward_hook(_zero_padded_rows, with_kwargs=True).remove)
-        stack.enter_context(_AttentionMode(observer, running))
+        mode = _AttentionMode(observer)
+        stack.enter_context(mode)
+        observer.running.at_end = _end_forward
+        stack.callback(setattr, observer.running, "at_end", None)
         yield
-
-
-class _RunningModules(threading.local):
-    """The paths of the modules that run in this thread, the innermost last. Other threads may run the same model."""
-
-    def __init__(self) -> None:
-        self.paths: list[str] = []
-
-    def leave(self) -> None:
-        if self.paths:
-            self.paths.pop()
+        observer.unseen += mode.handwritten.unseen()
 
 
 class _ActiveModes(threading.local):
@@ -64,24 +59,41 @@ def _observers_here() -> list[tuple[Observer, str]]:
     any_selected = False
     for mode in _active.modes:
         # A call outside of the observer's model is ignored.
-        if mode.running.paths:
-            path = mode.running.paths[-1]
-            mode.observer.reach(path)
-            observers.append((mode.observer, path))
-            any_selected |= mode.observer.select(path)
+        running = mode.observer.running.innermost
+        if running is not None:
+            mode.observer.reach(running.path)
+            observers.append((mode.observer, running.path))
+            any_selected |= mode.observer.select(running.path)
     # If no observer selects the module, torch's own function runs.
     if not any_selected:
         return []
     return observers
 
 
-class _AttentionMode(TorchFunctionMode):
-    """Intercepts torch's attention functions for one observer."""
+def _end_forward(out: Any) -> Any:
+    """The result of a model, with the numbers of everything in it that was deferred."""
+    # The last mode acts for all, also at modules of other models.
+    for mode in _active.modes:
+        out = mode.handwritten.compute_deferred(out)
+    return out
 
-    def __init__(self, observer: Observer, running: _RunningModules) -> None:
+
+def _is_observed_here() -> bool:
+    """Whether an observer selects the module that runs now."""
+    for mode in _active.modes:
+        running = mode.observer.running.innermost
+        if running is not None and mode.observer.select(running.path):
+            return True
+    return False
+
+
+class _AttentionMode(TorchFunctionMode):
+    """Intercepts torch's functions for one observer."""
+
+    def __init__(self, observer: Observer) -> None:
         super().__init__()
         self.observer = observer
-        self.running = running
+        self.handwritten = HandwrittenAttention(observer.running, _observers_here, _is_observed_here)
 
     def __enter__(self) -> Any:
         _active.modes.append(self)
@@ -90,6 +102,7 @@ class _AttentionMode(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         _active.modes.remove(self)
         super().__exit__(*error)
+        self.handwritten.compute_deferred()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -98,6 +111,7 @@ class _AttentionMode(TorchFunctionMode):
                 return _run_multi_head(func, args, kwargs)
             if func is F.scaled_dot_product_attention and _observers_here():
                 return _run_scaled_dot_product({}, *args, **kwargs)
+            return self.handwritten.call(func, args, kwargs)
         return func(*args, **kwargs)
 
 
@@ -163,16 +177,29 @@ def _run_scaled_dot_product(
     enable_gqa: bool = False,
 ) -> Tensor:
     """``F.scaled_dot_product_attention`` with its observers."""
+    own_output = None
+    if graph_is_checkpointed():
+        own_output = _torch_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     # Torch also takes [B, n, d], which is one head.
     has_heads = query.ndim > 3
     if not has_heads:
+        if own_output is not None:
+            own_output = own_output.unsqueeze(-3)
         query = query.unsqueeze(-3)
         key = key.unsqueeze(-3)
         value = value.unsqueeze(-3)
         if attn_mask is not None and attn_mask.ndim >= 3:
             attn_mask = attn_mask.unsqueeze(-3)
     query, options = torch_options(query, attn_mask, is_causal, scale)
-    out, _ = run_attention(_observers_here(), query, key, value, **options, **query_options, dropout=dropout_p)
+    out, _ = run_attention(
+        *(_observers_here(), query, key, value),
+        **(options | query_options),
+        dropout=dropout_p,
+        own_output=own_output,
+        copies=True,
+    )
     if not has_heads:
         out = out.squeeze(-3)
     return out

@@ -42,16 +42,18 @@ def watch(
     """Record what every head does: ``with regard.watch(model) as recording: model(...)``.
 
     It works on models of ``regard.nn``, on models of ``transformers`` (which run on regard's attention within the
-    context), and on any PyTorch model that calls ``F.scaled_dot_product_attention`` or ``nn.MultiheadAttention``. The
-    model's outputs change only by rounding. Nothing of size n × n is stored.
+    context), and on any PyTorch model that calls ``F.scaled_dot_product_attention`` or ``nn.MultiheadAttention``, or
+    that computes softmax(q kᵀ) v itself. The model's outputs change only by rounding. Nothing of size n × n is stored.
 
     - ``model``: any ``nn.Module``.
     - ``observe``: what to measure; ``Observe()``, the row values, by default.
     - ``layers``: observe only these module paths: a pattern (``"*.layers.3.*"``), several, or a function of the path.
     - ``heads``: observe only these heads: pairs ``(layer, head)``, where a layer is a module path or its number in the
       order of the calls.
-    - ``values``: also measure ``value_norm``, ‖v_j W_O‖, if a linear layer reads the output of the heads. Where it is
-      near 0, a weight has no effect.
+    - ``values``: also measure ``value_norm``, ‖v_j W_O‖, if a linear layer reads the output of the heads; it may be
+      wrapped, quantised or offloaded. Where the norm is near 0, a weight has no effect.
+
+    A model that was compiled with ``torch.compile`` runs without its graphs within the context.
 
     Calls within a backward pass (gradient checkpointing runs layers again) are not recorded. ``Recording`` describes
     how several calls of one module are joined. Raises ``RegardError`` at the end of the context if ``layers`` or
@@ -71,7 +73,14 @@ def watch(
     with recorder.value_norms or nullcontext(), observing(recorder), count_forwards(model) as forwards:
         yield recorder.recording
     paths = recorder.attention_paths()
-    if forwards[0] and not paths:
+    unseen = [path for path in recorder.unseen if recorder.select(path)]
+    if unseen:
+        warnings.warn(
+            f"{type(model).__name__} computes attention that regard does not recognise, and that is not recorded, at "
+            f"{len(unseen)} module{'s' * (len(unseen) != 1)}: {list_paths(unseen)}",
+            stacklevel=3,
+        )
+    elif forwards[0] and not paths:
         warnings.warn(f"nothing was recorded: {type(model).__name__} {NO_VISIBLE_ATTENTION}", stacklevel=3)
     recorder.check_selection(paths)
 
@@ -119,6 +128,7 @@ class _Recorder(Observer):
         if observation is not None and request is not None and not in_backward():
             # The real rows of one call are not part of the request: calls merge only if their requests are equal.
             self.recording.add(call.path, replace(observation, observe=replace(request, queries=None)))
+            self.recording.metadata.setdefault("how", {})[call.path] = call.how
         return out
 
     def finish(self, call: AttentionCall, out: Tensor) -> Tensor:
@@ -167,6 +177,8 @@ class _Recorder(Observer):
         """Set ``metadata["cross"][path]``: whether all calls of a layer read the same keys, as a decoder's steps do."""
         same_keys: dict[str, bool] = self.recording.metadata.setdefault("cross", {})
         last = self._last_keys.get(call.path)
-        same = last is None or (last.data_ptr() == call.k.data_ptr() and last.shape == call.k.shape)
+        # Where the keys are not known, the values stand for them.
+        keys = call.k if call.k is not None else call.v
+        same = last is None or (last.data_ptr() == keys.data_ptr() and last.shape == keys.shape)
         same_keys[call.path] = same and same_keys.get(call.path, True)
-        self._last_keys[call.path] = call.k
+        self._last_keys[call.path] = keys

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from regard import plots
 from regard._checks import check_integer
+from regard._devices import on_cpu_in_float64
 from regard._errors import RegardError
 from regard._observables import Index, Observation, index_tensor
 from regard.interp._head_table import DIFFERENT_SEQUENCES, shorten_paths
@@ -318,4 +318,4 @@ def _indices(index: Index, count: int | None, name: str) -> Sequence[int]:
 def _array(x: Tensor | np.ndarray[Any, Any]) -> Any:
     if isinstance(x, np.ndarray):
         return x
-    return x.detach().to("cpu", torch.float64).numpy()
+    return on_cpu_in_float64(x).numpy()

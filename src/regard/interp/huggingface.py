@@ -7,8 +7,11 @@ attention and still computes the same output.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,12 +20,37 @@ from torch import Tensor, nn
 from regard import _hooks as hooks
 from regard._errors import RegardError, RegardTypeError
 from regard._operator import attention
-from regard.interp._transformers_masks import MASK_VALUE, CacheMask, make_mask, mask_and_bias, wrap_generate
+from regard.interp._mask_tensor import MASK_VALUE
+from regard.interp._selected_keys import selected_keys
+from regard.interp._transformers_masks import (
+    CacheMask,
+    implied_mask,
+    make_eager_mask,
+    make_mask,
+    mask_and_bias,
+    wrap_generate,
+)
 
 __all__ = ["NAME", "install", "use"]
 
 NAME = "regard"
+# For models that run on eager attention, some of them because they know no other. They expect eager attention's masks.
+EAGER_NAME = "regard_eager"
 TOLERANCE = 1e-3  # relative to the largest output; a mask that is ignored changes outputs by far more
+
+
+@dataclass
+class _SwitchedConfig:
+    """A config within ``switched``: the name that it had before, and how many contexts switched it."""
+
+    config: Any
+    name: Any
+    contexts: int = 0
+
+
+# By identity, because configs have no hash. The entries keep the configs alive.
+_switched: dict[int, _SwitchedConfig] = {}
+_switched_lock = threading.Lock()
 
 
 def install() -> None:
@@ -39,6 +67,8 @@ def install() -> None:
 
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, make_mask)
+    AttentionInterface.register(EAGER_NAME, attend_eager)
+    AttentionMaskInterface.register(EAGER_NAME, make_eager_mask)
     wrap_generate()
 
 
@@ -107,16 +137,29 @@ def switched(model: nn.Module) -> Iterator[None]:
     >>> model.config._attn_implementation == before
     True
     """
-    old_names: list[tuple[Any, Any]] = []
     pretrained = list(filter(is_pretrained, model.modules()))
+    configs: dict[int, Any] = {}
     for module in pretrained:
-        old_names += _implementations(module)
+        for config, name in _implementations(module):
+            if id(config) in configs:
+                continue
+            configs[id(config)] = config
+            with _switched_lock:
+                # Contexts may end in another order than they began.
+                entry = _switched.setdefault(id(config), _SwitchedConfig(config, name))
+                entry.contexts += 1
     for module in pretrained:
         _switch(module)
     try:
         yield
     finally:
-        _restore(old_names)
+        with _switched_lock:
+            for config in configs.values():
+                entry = _switched[id(config)]
+                entry.contexts -= 1
+                if entry.contexts == 0:
+                    config._attn_implementation_internal = entry.name
+                    del _switched[id(config)]
 
 
 def is_pretrained(module: nn.Module) -> bool:
@@ -142,12 +185,31 @@ def attend(
     The order of operations is the same in both libraries: scaling, softcap, position bias, mask, softmax with sinks.
     The second result, where ``transformers`` expects weights, is the ``Observation`` of an observer or None.
     """
-    # A dense mask that `generate` prepared holds the mask value it was made from.
+    if attention_mask is None:
+        attention_mask = implied_mask(module, query.shape[-2], options)
+    return attend_eager(module, query, key, value, attention_mask, scaling, dropout, **options)
+
+
+def attend_eager(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **options: Any,
+) -> tuple[Tensor, Any]:
+    """``attend`` for models that only know eager attention: without a mask, every key is visible."""
+    # The masks of `make_mask` hold the mask value they were made from.
     attention_mask = getattr(attention_mask, MASK_VALUE, attention_mask)
     if isinstance(attention_mask, CacheMask):
         key = key[..., : attention_mask.key_count, :]
         value = value[..., : attention_mask.key_count, :]
-    mask, bias = mask_and_bias(module, query.shape[-2], key.shape[-2], attention_mask, options)
+    mask, bias = mask_and_bias(key.shape[-2], attention_mask, options)
+    selected = selected_keys(module, query, key, options)
+    if selected is not None:
+        mask = selected if mask is None else mask & selected
     call: dict[str, Any] = {
         "mask": mask,
         "bias": bias,
@@ -160,8 +222,14 @@ def attend(
     observation = None
     if hooks.observed and module in hooks.observed:
         out, observation = hooks.observed[module](module, query, key, value, **call)
-    else:
+    elif torch.compiler.is_compiling():
         out = attention(query, key, value, **call)
+    else:
+        with hooks.own_computation():
+            out = attention(query, key, value, **call)
+    # Merged attention (T5 Gemma 2) cuts the weights into those of self-attention and those of cross-attention.
+    if type(module).__name__.endswith("MergedAttention"):
+        observation = None
     return out.transpose(1, 2).contiguous(), observation
 
 
@@ -178,8 +246,27 @@ def _implementations(model: Any) -> list[tuple[Any, Any]]:
 
 def _switch(model: Any) -> None:
     install()
-    if any(name != NAME for _, name in _implementations(model)):
+    if all(name in (NAME, EAGER_NAME) for _, name in _implementations(model)):
+        return
+    were_eager = {id(config) for config, name in _implementations(model) if name == "eager"}
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(_is_not_about_support)
+    try:
         model.set_attn_implementation(NAME)
+    finally:
+        logger.removeFilter(_is_not_about_support)
+    # What ran on eager attention may use its masks in code of its own.
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        is_eager = id(config) in were_eager or (is_pretrained(module) and not module._supports_sdpa)
+        if is_eager and getattr(config, "_attn_implementation_internal", None) == NAME:
+            config._attn_implementation_internal = EAGER_NAME
+
+
+def _is_not_about_support(record: logging.LogRecord) -> bool:
+    """False for the warnings about models that write attention by hand: it is observed without a switch."""
+    message = record.getMessage()
+    return not ("does not support setting" in message or "without finding the associated sub-model" in message)
 
 
 def _restore(old_names: list[tuple[Any, Any]]) -> None:

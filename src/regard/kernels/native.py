@@ -9,12 +9,16 @@ from __future__ import annotations
 import importlib
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from regard._errors import RegardError
 from regard._lowered_scores import RelativeTerm, Scores
 from regard._observables import Observe
 from regard._shapes import aligned, resolve_offset
@@ -73,7 +77,7 @@ def instruction_sets() -> tuple[str, ...]:
     Each set contains the sets before it: `portable` (plain C++, everywhere), `avx2` (with FMA and F16C), `avx512`
     (F, BW, DQ and VL), `avx512bf16`. A set is listed only if the operating system saves its registers too. Builds for
     tests also have `emulated`, which is listed before `avx2`: the code of `avx512bf16`, compiled for AVX2. On 64-bit
-    ARM the sets are `portable` and `neon`.
+    ARM the sets are `portable`, `neon`, and `neonbf16` (with products of bfloat16 pairs).
     """
     if _module is None:
         return ()
@@ -88,7 +92,27 @@ def instruction_set() -> str:
     """
     if _module is None:
         raise RuntimeError(f"no instruction set is in use: {_missing}")
-    return str(_module.chosen_instruction_set())
+    return _selected.get() or str(_module.chosen_instruction_set())
+
+
+_selected: ContextVar[str] = ContextVar("selected_instruction_set", default="")
+
+
+@contextmanager
+def use_instruction_set(name: str) -> Iterator[None]:
+    """Compute with another instruction set of this machine inside the ``with`` block, for comparisons.
+
+    Raises:
+        RegardError: this machine cannot run the set, or the compiled module is missing.
+    """
+    if name not in instruction_sets():
+        available = ", ".join(instruction_sets()) or "none"
+        raise RegardError(f"instruction_set must be one that this machine can run ({available}), got {name!r}")
+    token = _selected.set(name)
+    try:
+        yield
+    finally:
+        _selected.reset(token)
 
 
 # --- arguments of the compiled module ---------------------------------------------------------------------------------
@@ -116,12 +140,12 @@ def _new_call(q: Tensor, k: Tensor, v: Tensor, out: Tensor, scores: Scores) -> A
     if scores.mask is not None:
         call.set_mask(scores.mask)
     if scores.bias is not None:
-        call.set_bias(aligned(_as_float32(scores.bias)))
+        call.set_bias(aligned(as_float32(scores.bias)))
     if scores.sinks is not None:
         call.set_sinks(aligned(scores.sinks.float().contiguous()))
     for term in scores.terms:
         call.add_term(
-            table=contiguous_rows(_as_float32(term.table)),
+            table=contiguous_rows(as_float32(term.table)),
             query_positions=aligned(term.query_positions.contiguous()),
             key_positions=aligned(term.key_positions.contiguous()),
             first_offset=term.first_offset,
@@ -137,7 +161,7 @@ def contiguous_rows(x: Tensor) -> Tensor:
     return x.contiguous()
 
 
-def _as_float32(x: Tensor) -> Tensor:
+def as_float32(x: Tensor) -> Tensor:
     """A bias in float32. A finite number that overflows becomes NaN, which is reported; −inf would hide a key."""
     if x.dtype != torch.float64:
         return x.float()
@@ -273,7 +297,7 @@ def _second_pass(
         buffers["profile"] = torch.zeros(H, offsets, dtype=torch.int64)
         buffers["profile_rows"] = torch.zeros(H, offsets, dtype=torch.int64)
     if observe.top:
-        buffers["top"] = torch.empty(B, H, n, observe.top)
+        buffers["top"] = torch.empty(B, H, n, observe.top, dtype=torch.float32)
         buffers["top_at"] = torch.empty(B, H, n, observe.top, dtype=torch.int64)
     call.second_pass(instruction_set(), counted=counted, query_offset=query_offset, **buffers)
 
@@ -295,7 +319,7 @@ def bin_masses(q: Tensor, k: Tensor, row_max: Tensor, row_sum: Tensor, scores: S
     v = k.new_zeros(1).expand(*k.shape[:3], 1)
     call = _new_call(q, k, v, v.new_empty(*q.shape[:3], 1), scores)
     call.set_row_sums(row_max=aligned(row_max.contiguous()), row_sum=aligned(row_sum.contiguous()))
-    masses = torch.zeros(*q.shape[:3], len(edges) - 1)
+    masses = torch.zeros(*q.shape[:3], len(edges) - 1, dtype=torch.float32)
     if masses.numel():
         call.sum_bins(instruction_set(), edges=edges.to(torch.int64).contiguous(), masses=masses)
     return masses

@@ -21,12 +21,12 @@ from regard._checks import is_tracing
 from regard._lowered_scores import Scores, operator_schema
 from regard._observables import Observe
 from regard._shapes import resolve_offset
-from regard.kernels import native, reference
+from regard.kernels import native, reference, triton
 from regard.kernels.reference import Forward, Gradients
 from regard.kernels.reference_observables import observable_names
 from regard.kernels.score_tiles import full_precision, result_dtype, working_dtype
 
-_KERNELS: dict[str, Any] = {"native": native, "reference": reference}
+_KERNELS: dict[str, Any] = {"native": native, "reference": reference, "triton": triton}
 
 # The parameters of regard::attention: the tensors, the lowered options and the kernel.
 _PARAMETERS = ["Tensor q", "Tensor k", "Tensor v", *operator_schema(), "str backend"]

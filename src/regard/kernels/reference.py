@@ -6,7 +6,11 @@
                dq = scale·dS k,  dk = scale·dSᵀ q,  dv = Aᵀ g
 
 A learned sink is the initial value of the running maximum and sum: m = sink, l = 1, o = 0. A row that sees nothing ends
-with l = 0 and m = −inf, and gives 0. The kernel works on any device; on a CPU it computes in float64.
+with l = 0 and m = −inf, and gives 0.
+
+The kernel works on any device. On a CPU it computes in float64. Elsewhere it computes in float32 (float64 if q is), and
+its results have the error of plain PyTorch in float32; so a device without float64 is enough. The CPU reads values of
+the device a fixed number of times per call, never per tile: the bounds of masks, and whether all inputs are finite.
 """
 
 from __future__ import annotations
@@ -118,6 +122,7 @@ def backward(
         if scores.bias is not None:
             d_bias = scores.bias.new_zeros(scores.bias.shape, dtype=exact)
         d_tables = [term.table.new_zeros(term.table.shape, dtype=exact) for term in scores.terms]
+    reachable = [_ReachableColumns(term) for term in scores.terms] if biases else []
     delta = (out * grad).sum(-1) if out.dtype == exact else torch.zeros_like(row_max)
     finite = _all_finite(q, k, v, grad)
 
@@ -155,8 +160,8 @@ def backward(
             take_span(dv, keys).add_(_sum_over_rows(_zero_hidden(tile, surviving), g, tile, groups, finite))
             if d_bias is not None:
                 _add_to_bias(d_bias, d_logits, rows, keys)
-            for d_table, term in zip(d_tables, scores.terms, strict=False):
-                _add_to_table(d_table, term, d_logits, rows, keys)
+            for d_table, term, columns in zip(d_tables, scores.terms, reachable, strict=False):
+                _add_to_table(d_table, term, d_logits, rows, keys, columns)
 
             # At scale 0 and ∞ the output does not depend on small changes of q and k.
             if 0 < scores.scale < math.inf:
@@ -240,11 +245,35 @@ def _add_to_bias(d_bias: Tensor, d_logits: Tensor, rows: slice, keys: slice) -> 
     region.add_(reduce_to(d_logits, region.shape))
 
 
-def _add_to_table(d_table: Tensor, term: RelativeTerm, d_logits: Tensor, rows: slice, keys: slice) -> None:
+class _ReachableColumns:
+    """The table columns that the pairs of a tile can have, without a look at the tile.
+
+    Positions are copied to the CPU once per call: to read the smallest and the largest index of every tile, the CPU
+    would wait for the device each time.
+    """
+
+    def __init__(self, term: RelativeTerm) -> None:
+        self.term = term
+        self.query_positions = term.query_positions.cpu()
+        self.key_positions = term.key_positions.cpu()
+
+    def of_tile(self, rows: slice, keys: slice) -> tuple[int, int]:
+        """The first column and the number of columns."""
+        queries = self.query_positions[rows]
+        key_positions = self.key_positions[keys]
+        last = self.term.table.shape[-1] - 1
+        lowest = int(key_positions.min() - queries.max()) - self.term.first_offset
+        highest = int(key_positions.max() - queries.min()) - self.term.first_offset
+        first = min(max(lowest, 0), last)
+        return first, min(max(highest, 0), last) - first + 1
+
+
+def _add_to_table(
+    d_table: Tensor, term: RelativeTerm, d_logits: Tensor, rows: slice, keys: slice, reachable: _ReachableColumns
+) -> None:
     """Add a tile's gradient to the table's columns, over the few columns that this tile can reach."""
     index, has_position = term_index(term, rows, keys)
-    first = int(index.min())
-    columns = int(index.max()) - first + 1
+    first, columns = reachable.of_tile(rows, keys)
     index = index - first
 
     # Sum over the batch and the heads first where the table does not have them.

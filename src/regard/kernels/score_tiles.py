@@ -24,6 +24,8 @@ Span = slice | Tensor
 
 # Elements of one [B, H, rows, keys] tile, 2 MiB of float64: large enough that torch's own cost per call disappears.
 TILE_ELEMENTS = 2**18
+# On other devices tiles are larger, 16 MiB of float32: there the time of a call to the device has to disappear.
+DEVICE_TILE_ELEMENTS = 2**22
 # At least this many elements per head and batch entry: with very many heads tiles would become too thin.
 HEAD_ELEMENTS = 64
 # The exact products of hard attention are formed one by one, [B, H, rows, keys, d]; their tiles are smaller by d.
@@ -34,7 +36,8 @@ def working_dtype(q: Tensor) -> torch.dtype:
     """Return the dtype that the reference computes in.
 
     On a CPU it is float64 for every q, because other kernels are compared with the reference.
-    Other devices are slow at float64, or do not have it: they use float32 unless q is float64.
+    Other devices are slow at float64, or do not have it: they use float32 unless q is float64. The softmax of a row is
+    a pair of numbers there too, row_max and row_sum, so that a weight has the error of its logit and of the sum alone.
     """
     if q.device.type in ("cpu", "meta"):
         return torch.float64
@@ -83,7 +86,7 @@ class Problem:
 def tile_shape(problem: Problem) -> tuple[int, int]:
     """Return the rows and keys of a tile, in a ratio of about 1 to 4, within the budget for every B and H."""
     B, H, n, m = problem.sizes
-    budget = TILE_ELEMENTS
+    budget = TILE_ELEMENTS if problem.q.is_cpu else DEVICE_TILE_ELEMENTS
     if problem.hard:
         budget = min(budget, HARD_ELEMENTS // problem.q.shape[3])
     elements = max(HEAD_ELEMENTS, budget // max(1, B * H))

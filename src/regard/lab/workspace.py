@@ -47,7 +47,7 @@ from regard.lab.saved_items import (
     unlisted_folders,
 )
 from regard.lab.trash import Trash
-from regard.models._folder import ModelFolder
+from regard.models._load import open_source
 from regard.training._run_folder import read_run
 
 log = logging.getLogger("regard.lab")
@@ -116,7 +116,7 @@ class Workspace:
     # Open items
 
     def open(self, folder: Path) -> OpenItem:
-        """Open the folder of a model, a recording or a run. The files in it tell which of the three it is.
+        """Open the folder of a model, a recording or a run, or a GGUF file. The files tell which of the three it is.
 
         The records of a ``Recorder`` in a training of the user's own are a run without a model.
         """
@@ -133,17 +133,17 @@ class Workspace:
             run = self._add(OpenItem("", "run", folder, folder.name, details={"task": task}))
             self.open_model_of(run)
             return run
-        if (folder / "config.json").is_file():
+        if (folder / "config.json").is_file() or folder.is_file():  # a GGUF file
             return self._open_model(folder)
         if folder.name == "evolution" and list_records(folder):
             return self.open(folder.parent)
         if find_records(folder):
             return self._add(OpenItem("", "run", folder, folder.name, details={"task": ""}))
         files = "config.json, recording.json, run.json or records of heads (step-….safetensors)"
-        raise RegardError(f"{folder} is not a model, recording or run: it has no {files}")
+        raise RegardError(f"{folder} is not a model, recording or run: it has no {files}, and is not a GGUF file")
 
     def _open_model(self, folder: Path) -> OpenItem:
-        config = ModelFolder(folder).config
+        config = open_source(folder).config
         # Refused here: a model that is open would take an input, and fail only when it runs.
         if config.model_type not in models.model_types():
             reads = " reads audio, and" if reads_audio(folder) else ""

@@ -190,7 +190,12 @@ class And(_Pair):
         return self.a.lower(n, m, device) & self.b.lower(n, m, device)
 
     def real_queries(self, n: int, m: int) -> Tensor | None:
-        return combine(self.a.real_queries(n, m), self.b.real_queries(n, m), torch.logical_and)
+        a = self.a.real_queries(n, m)
+        b = self.b.real_queries(n, m)
+        # The lengths of two masks may be on different devices.
+        if a is not None and b is not None:
+            b = b.to(a.device)
+        return combine(a, b, torch.logical_and)
 
     def _name(self) -> str:
         names = []
@@ -209,7 +214,7 @@ class Or(_Pair):
     def real_queries(self, n: int, m: int) -> Tensor | None:
         a = self.a.real_queries(n, m)
         b = self.b.real_queries(n, m)
-        return None if a is None or b is None else a | b
+        return None if a is None or b is None else a | b.to(a.device)
 
     def _name(self) -> str:
         return f"{self.a._name()} | {self.b._name()}"

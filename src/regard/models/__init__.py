@@ -1,4 +1,4 @@
-"""Transformers from Hugging Face folders (BERT, GPT-2, Llama, T5, ViT and others), built of ``regard.nn``."""
+"""Transformers from Hugging Face folders and GGUF files (BERT, GPT-2, Llama, T5, ViT …), built of ``regard.nn``."""
 
 from regard.models._create import create
 from regard.models._describe import describe

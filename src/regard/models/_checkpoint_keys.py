@@ -44,7 +44,7 @@ class StoredTensor:
         """(parameter name, view of the stored tensor) for each parameter; raises if the shape is wrong."""
         expected = self.stored_shape(params)
         if list(stored.shape) != expected:
-            raise RegardError(f"{self.theirs} has shape {list(stored.shape)}, but config.json makes it {expected}")
+            raise RegardError(f"{self.theirs} has shape {list(stored.shape)}, but the config makes it {expected}")
         # Views only: a loaded parameter stays in the mapped file.
         x = self._transpose(stored.view(expected[self.leading :]))
         parts = [x]

@@ -40,10 +40,14 @@ class ModelFolder:
         self.path = Path(path)
         if not self.path.is_dir():
             problem = "is a file" if self.path.exists() else "does not exist (nothing is downloaded)"
-            raise FileNotFoundError(f"{self.path} {problem}; a model is a folder with config.json and *.safetensors")
+            raise FileNotFoundError(
+                f"{self.path} {problem}; a model is a folder with config.json and *.safetensors, or a GGUF file"
+            )
         if not (self.path / "config.json").exists():
             if (self.path / "run.json").is_file():
                 raise FileNotFoundError(f"{self.path} is a run of regard train; {describe_run_model(self.path)}")
+            for file in sorted(self.path.glob("*.gguf")):
+                raise FileNotFoundError(f"{self.path} has no config.json; for its GGUF file give {file}")
             raise FileNotFoundError(f"{self.path} has no config.json; a model is a folder with config.json and weights")
         self.config = self.read_config("config.json")
 

@@ -16,24 +16,27 @@ from regard._shapes import DTYPES
 from regard.models._checkpoint_keys import KeyTable
 from regard.models._families import build_function
 from regard.models._folder import ModelFolder, shorten_list
+from regard.models._gguf_format import is_gguf
+from regard.models._gguf_model import GgufModel
 from regard.models._image_model import ImageModel
 from regard.models._images import Preprocessor
 from regard.models._model import BuildFunction, Model
-from regard.models._tokenizer import make_tokenizer
+from regard.models._tokenizer import MissingTokenizer, make_tokenizer
 
 
 def load(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False) -> Model:
-    """Load a Hugging Face folder as a model of this library, in ``eval`` mode; every head can be observed.
+    """Load a Hugging Face folder or a GGUF file as a model of this library, in ``eval`` mode.
 
-    Supported: BERT, RoBERTa, DistilBERT, GPT-2, Llama, Mistral, Qwen2, Qwen3, T5 and ViT, with the heads in the files,
-    and the image models of ``regard train digits`` and ``pixels``. A tensor that is missing, left over or of the wrong
-    shape raises an error with its name.
+    Supported: BERT, RoBERTa, DistilBERT, GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma, Gemma 2, OLMo, OLMo 2, Phi-3,
+    SmolLM3, StableLM, T5 and ViT, with the heads in the files, and the image models of ``regard train digits`` and
+    ``pixels``. A tensor that is missing, left over or of the wrong shape raises an error with its name.
 
     - ``folder``: has ``config.json`` and ``model.safetensors``, or an index of several files. ``tokenizer.json`` and
-      ``preprocessor_config.json`` are used if they exist. Nothing is downloaded and no pickle is opened.
-    - ``dtype``: None (default) keeps the dtype of the files, or the widest of several. The parameters are then views of
-      memory-mapped files: replacing a file does not change the model, overwriting it in place does. Another dtype is
-      converted tensor by tensor.
+      ``preprocessor_config.json`` are used if they exist. Nothing is downloaded and no pickle is opened. Or a GGUF file
+      of one of the decoders; quantised ones need ``pip install 'regard[gguf]'``.
+    - ``dtype``: None (default) keeps the dtype of the files, or the widest of several; quantised tensors become
+      float32. The parameters are then views of memory-mapped files: replacing a file does not change the model,
+      overwriting it in place does. Another dtype is converted tensor by tensor.
     - ``allow_nonfinite``: accept weights that are NaN or infinite (default: False, an error names the first such
       tensor). The check reads every weight once, which a forward pass would do anyway; True skips it.
 
@@ -45,24 +48,32 @@ def load(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, al
     """
     if dtype is not None and dtype not in DTYPES:
         raise RegardError(f"dtype must be {', '.join(str(x) for x in DTYPES)} or None, got {dtype!r}")
-    model_folder = ModelFolder(folder)
+    path = Path(folder)
     try:
-        build = build_function(model_folder.config.model_type, "config.json: ")
-        model = _build_and_fill(build, model_folder, dtype)
+        source = open_source(path, dtype)
+        build = build_function(source.config.model_type, "config.json: ")
+        model = _build_and_fill(build, source, dtype)
         if not allow_nonfinite:
-            check_finite(model.named_parameters(), model_folder.path)
+            check_finite(model.named_parameters(), path)
     except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
         # Errors of torch or of arithmetic come from absurd numbers in the config; their first line is enough.
         message = str(error).split("\n")[0]
-        if str(model_folder.path) not in message:
-            message = f"{model_folder.path}: {message}"
+        if str(path) not in message:
+            message = f"{path}: {message}"
         if isinstance(error, TypeError):
             raise RegardTypeError(message) from None
         raise RegardError(message) from None
     return model.eval()
 
 
-def _build_and_fill(build: BuildFunction, folder: ModelFolder, dtype: torch.dtype | None) -> Model:
+def open_source(path: Path, dtype: torch.dtype | None = None) -> ModelFolder | GgufModel:
+    """The files of a model: a folder, or one GGUF file, whose quantised tensors become ``dtype``."""
+    if is_gguf(path):
+        return GgufModel(path, dtype)
+    return ModelFolder(path)
+
+
+def _build_and_fill(build: BuildFunction, folder: ModelFolder | GgufModel, dtype: torch.dtype | None) -> Model:
     tensors = folder.tensors()
     with torch.device("meta"), _SkipInitialisation():
         # Build twice: the first model gives the key table, which the second needs to find its optional parts.
@@ -74,6 +85,8 @@ def _build_and_fill(build: BuildFunction, folder: ModelFolder, dtype: torch.dtyp
     model.extra_files = folder.extra_files()
     model.generation_config = folder.read_config("generation_config.json")
     model.tokenizer = make_tokenizer(model.extra_files, folder.config.get("vocab_size"))
+    if isinstance(folder, GgufModel) and folder.no_tokenizer_reason:
+        model.tokenizer = MissingTokenizer(f"{folder.path.name}: {folder.no_tokenizer_reason}", "give token ids")
     if isinstance(model, ImageModel):
         settings = folder.read_config("preprocessor_config.json")
         model.preprocessor = Preprocessor(settings, model.vit.image, model.vit.channels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,18 +15,41 @@ from regard._register_pytree import register_pytree
 from regard.positions import LinearScaling, Rotary
 
 DEFAULT_BASE = 10000.0
+OLD_NAMES = {"su": "longrope"}
 SCHEMES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
 
-def rotary_from_config(config: Config, d_key: int) -> Rotary:
-    """The ``Rotary`` of a config: ``rope_parameters``, or ``rope_theta`` and ``rope_scaling`` in older files."""
+def rotary_from_config(
+    config: Config, d_key: int, *, base: float = DEFAULT_BASE, partial: float | None = None
+) -> Rotary:
+    """The ``Rotary`` of a config: ``rope_parameters``, or ``rope_theta`` and ``rope_scaling`` in older files.
+
+    - ``base``: the base if the config has none.
+    - ``partial``: the part of a head's features that is rotated, if the config does not say it. None: all are rotated,
+      and a config that says otherwise is refused.
+    """
     entries = Config(config.section("rope_scaling") or config.section("rope_parameters"))
     if any(isinstance(x, dict) for x in entries.values()):
         raise config.error("rope_parameters", "they differ between layers; only one set for all layers is read")
-    base = entries.number("rope_theta", config.number("rope_theta", DEFAULT_BASE))
-    entries.require("partial_rotary_factor", 1)
-    config.require("partial_rotary_factor", 1)
+    base = entries.number("rope_theta", config.number("rope_theta", base))
+    width = d_key
+    if partial is None:
+        entries.require("partial_rotary_factor", 1)
+        config.require("partial_rotary_factor", 1)
+    else:
+        partial = entries.number("partial_rotary_factor", config.number("partial_rotary_factor", partial))
+        width = int(d_key * partial)
+    # Everything below depends on the rotated features only.
+    rotary = _rotary(config, entries, width, base)
+    if width == d_key:
+        return rotary
+    return replace(rotary, d=d_key, rotate=width)
+
+
+def _rotary(config: Config, entries: Config, d_key: int, base: float) -> Rotary:
+    """The ``Rotary`` of a head of which all ``d_key`` features are rotated."""
     scheme = entries.string("rope_type", entries.string("type", "default"))
+    scheme = OLD_NAMES.get(scheme, scheme)
     if scheme not in SCHEMES:
         raise RegardError(f"config.json: rope_type is {scheme!r}; known are {', '.join(SCHEMES)}")
 
@@ -101,14 +124,14 @@ def _longrope(entries: Config, d: int, base: float, trained: int, factor: float)
     default = 1.0
     if factor > 1:
         default = math.sqrt(1 + math.log(factor) / math.log(trained))
-    return LongRotary(
-        d,
-        base,
-        attention_factor=entries.number("attention_factor", default),
-        short=_factors(entries, "short_factor", d // 2),
-        long=_factors(entries, "long_factor", d // 2),
-        trained_length=trained,
-    )
+    attention_factor = entries.number("attention_factor", default)
+    short = _factors(entries, "short_factor", d // 2)
+    long = _factors(entries, "long_factor", d // 2)
+    # With one set of factors the frequencies do not depend on the length: Llama 3.1 in a GGUF file.
+    if short == long:
+        divisors = torch.tensor(short, dtype=torch.float64, device="cpu")
+        return Rotary(d, base, frequencies=_inverse_frequencies(d, base) / divisors, attention_factor=attention_factor)
+    return LongRotary(d, base, attention_factor=attention_factor, short=short, long=long, trained_length=trained)
 
 
 @register_pytree
@@ -124,7 +147,7 @@ class DynamicRotary(Rotary):
 
     def for_length(self, length: int, device: torch.device) -> Tensor:
         stretch = self.factor * max(length, self.trained_length) / self.trained_length - (self.factor - 1)
-        return _inverse_frequencies(self.d, self.base * stretch ** (self.d / (self.d - 2))).to(device)
+        return _inverse_frequencies(self.width, self.base * stretch ** (self.width / (self.width - 2))).to(device)
 
 
 @register_pytree
@@ -141,7 +164,7 @@ class LongRotary(Rotary):
         if length > self.trained_length:
             factors = self.long
         divisors = torch.tensor(factors, dtype=torch.float64, device="cpu")
-        return (_inverse_frequencies(self.d, self.base) / divisors).to(device)
+        return (_inverse_frequencies(self.width, self.base) / divisors).to(device)
 
 
 def _inverse_frequencies(d: int, base: float) -> Tensor:

@@ -15,6 +15,9 @@ from regard._errors import RegardError, RegardTypeError
 
 # Formats of older folders, which are not read; transformers converts them to tokenizer.json.
 OLDER_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "merges.txt", "vocab.txt")
+TOKENIZER_REMEDY = (
+    "give token ids, or write one with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+)
 MOST_GROWTH = 64  # how many times longer than a text its normalized form may be
 MAX_BYTE_VOCABULARY = 1024  # a larger vocabulary cannot consist of bytes and a few special tokens
 
@@ -29,9 +32,9 @@ def make_tokenizer(extra_files: Mapping[str, bytes], vocab: object) -> Tokenizer
         return Tokenizer(extra_files["tokenizer.json"])
     older = [name for name in OLDER_FILES if name in extra_files]
     if older:
-        return MissingTokenizer(f"its tokenizer is in {', '.join(older)}")
+        return MissingTokenizer(f"this folder has no tokenizer.json, and its tokenizer is in {', '.join(older)}")
     if isinstance(vocab, int) and vocab > MAX_BYTE_VOCABULARY:
-        return MissingTokenizer(f"its {vocab:,} tokens are not bytes")
+        return MissingTokenizer(f"this folder has no tokenizer.json, and its {vocab:,} tokens are not bytes")
     return ByteTokenizer()
 
 
@@ -151,24 +154,25 @@ class ByteTokenizer:
 
 
 class MissingTokenizer:
-    """Stands in for a tokenizer that the folder lacks: ids work, texts are refused with the reason.
+    """Stands in for a tokenizer that is not there or not read: ids work, texts are refused with the reason.
+
+    - ``reason``: why texts are refused.
+    - ``remedy``: how to get a tokenizer; the default is for a folder.
 
     >>> tokenizer = make_tokenizer({}, vocab=32000)
     >>> tokenizer.tokens([5, 7])
     ['<5>', '<7>']
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, remedy: str = TOKENIZER_REMEDY) -> None:
         self.reason = reason
+        self.remedy = remedy
 
     def __len__(self) -> int:
         return 0
 
     def _refuse(self) -> NoReturn:
-        raise RegardError(
-            f"this folder has no tokenizer.json, and {self.reason}: give token ids, or write one with transformers: "
-            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
+        raise RegardError(f"{self.reason}: {self.remedy}")
 
     def encode(self, text: str) -> list[int]:
         """Raises: there is no tokenizer."""

@@ -96,7 +96,9 @@ def _is_supported(block: Block, x: Tensor) -> bool:
     attention = block.attention
     feedforward = block.feedforward
     d = block.d
-    if block.order != "pre" or block.cross is not None or attention.backend == "reference" or not native.built():
+    if attention.backend not in ("auto", "native") or not native.built():
+        return False
+    if block.order != "pre" or block.cross is not None:
         return False
     if not (attention.position is None or isinstance(attention.position, Rotary)) or attention.scale == float("inf"):
         return False

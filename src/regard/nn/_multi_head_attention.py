@@ -51,7 +51,7 @@ class MultiHeadAttention(nn.Module):
     - ``softcap``: c in ``c·tanh(s/c)``, applied to the scores (default None).
     - ``sinks``: add one learned logit per head to the softmax's denominator, initially 0 (default False).
     - ``dropout``: probability, applied to the weights in training only (default 0).
-    - ``backend``: ``"auto"`` (default), ``"native"`` or ``"reference"``.
+    - ``backend``: ``"auto"`` (default), ``"native"``, ``"triton"`` or ``"reference"``.
     - ``mask``: a mask value used at every call, together with the mask of the call, e.g. ``Window(4096)``.
     - ``qk_norm``: makes a norm from its width, e.g. ``RMSNorm``. One norm for the queries and one for the keys, shared
       by all heads, are applied before a ``Rotary``.

@@ -106,7 +106,15 @@ class TokenEmbedding(nn.Module):
             x = self.logit_scale * x
         if self.head is not None:
             return self.head(x)  # W
-        return linear(x, self.embedding.weight)
+        weight = self.embedding.weight
+        # Offloading libraries load a weight for the calls of its own layer only. torch's product with the empty tensor
+        # that they leave in its place has arbitrary numbers, without an error.
+        if weight.is_meta and not x.is_meta:
+            raise RegardError(
+                "the token embedding is offloaded (on the meta device), and tied logits read it outside of its layer; "
+                "keep it in memory, or use a model with untied logits"
+            )
+        return linear(x, weight)
 
     def extra_repr(self) -> str:
         head = head_kind(self.tied) if self.has_head else None

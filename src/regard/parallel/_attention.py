@@ -122,7 +122,7 @@ def attention(
         refuse_transforms()
         shape = attention_shape(q, k, v)
         beta, cap, _ = check_options(shape, scale, softcap, sinks, 0.0)
-        kernel = resolve_backend(backend, q)
+        kernel = resolve_backend(backend, q, v)
         _check_supported(mask, beta, observe, layout, shape)
     # One process needs no ring, but refuses the same options, so that a script behaves the same when it is scaled up.
     if ring.size == 1:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regard._devices import finish_threads_at_exit
 from regard._errors import RankError, RegardError
 
 # What gloo says about other processes; torch has no class for these errors.
@@ -46,6 +47,7 @@ class Ring:
         rank = dist.get_rank(group)
         if rank < 0:
             raise RegardError(f"this process (rank {dist.get_rank()} of all) is not a member of the group")
+        finish_threads_at_exit()
         return cls(group, rank, dist.get_world_size(group))
 
     def gather(self, numbers: list[int], device: torch.device) -> list[list[int]]:

@@ -70,7 +70,7 @@ class ALiBi(nn.Module, Bias):
         if self.slopes is None:
             slopes = torch.tensor(published_slopes(heads), device=q.device, dtype=dtype)
         else:
-            slopes = self.slopes.to(device=q.device, dtype=dtype)
+            slopes = self.slopes.to(dtype).to(q.device)
         # Distances are −(n − 1) − offset … m − 1 − offset. One more on each side lets n = 0 and m = 0 work too.
         first = -n - resolve_offset(n, m, self.offset)
         distance = (torch.arange(n + m + 1, device=q.device) + first).abs().to(dtype)

@@ -98,7 +98,7 @@ class Grid(GridBias, LearnedTables):
         """One axis: ``[1, H, 1, T]``, or ``[B, H, n, T]`` with d."""
         numbers = (self.y, self.x)[axis]
         vectors = (self.key_y, self.key_x)[axis]
-        table = numbers.to(device=q.device, dtype=table_dtype(q))[None, :, None]
+        table = numbers.to(table_dtype(q)).to(q.device)[None, :, None]
         if self.d is None or self.scale is None or vectors is None:
             return table
         check_query_width(self, self.d, q)

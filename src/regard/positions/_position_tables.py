@@ -1,4 +1,8 @@
-"""Learned tables of position schemes: how they are created, their initial values, and the dtype they are used in."""
+"""Learned tables of position schemes: how they are created, their initial values, and the dtype they are used in.
+
+A table is first converted and then moved to the device of q, ``weight.to(dtype).to(q.device)``: one ``to`` with both
+may convert on a device without float64, forward or backward.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +30,6 @@ def summing_dtype(q: Tensor) -> torch.dtype:
     if q.device.type in ("cpu", "meta"):
         return torch.float64
     return table_dtype(q)
-
-
-def float64_device(x: Tensor) -> torch.device:
-    """The device of x, or the CPU if that device has no float64 (mps)."""
-    return torch.device("cpu") if x.device.type == "mps" else x.device
 
 
 def learned_table(*sizes: int) -> nn.Parameter:

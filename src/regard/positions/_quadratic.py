@@ -61,8 +61,8 @@ class Quadratic(GridBias):
         """``−α_h (δ − Δ_h)²`` on one axis, δ = 1 − size … size − 1: ``[1, H, 1, 2·size − 1]``."""
         size = (self.height, self.width)[axis]
         dtype = summing_dtype(q)
-        alpha = self.alpha.to(device=q.device, dtype=dtype)
-        center = self.centers[:, axis].to(device=q.device, dtype=dtype)
+        alpha = self.alpha.to(dtype).to(q.device)
+        center = self.centers[:, axis].to(dtype).to(q.device)
         delta = torch.arange(1 - size, size, device=q.device, dtype=dtype)
         return (-alpha.unsqueeze(-1) * (delta - center.unsqueeze(-1)) ** 2)[None, :, None]
 

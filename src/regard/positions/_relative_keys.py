@@ -65,7 +65,7 @@ def query_table(q: Tensor, vectors: Tensor, scale: float) -> Tensor:
     """``scale · q_i · r_t`` for q ``[B, H, n, d]`` and r ``[1 or H, T, d]``: ``[B, H, n, T]``."""
     dtype = table_dtype(q)
     q = q.to(dtype)
-    vectors = vectors.to(device=q.device, dtype=dtype) * scale
+    vectors = vectors.to(dtype).to(q.device) * scale
     if vectors.shape[0] == 1:
         table = torch.einsum("bhnd,td->bhnt", q, vectors[0])
     else:

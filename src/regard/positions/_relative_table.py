@@ -35,7 +35,7 @@ class RelativeTable(LearnedTables, Bias):
 
     def terms(self, q: Tensor, m: int) -> tuple[RelativeTerm, ...]:
         check_head_count(self, self.heads, q)
-        table = self.weight.to(device=q.device, dtype=table_dtype(q))
+        table = self.weight.to(table_dtype(q)).to(q.device)
         query_positions, key_positions = positions_1d(q.shape[2], m, self.offset, q.device)
         return (RelativeTerm(table[None, :, None], query_positions, key_positions, -self.max_distance),)
 

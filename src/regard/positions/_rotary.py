@@ -16,9 +16,10 @@ from regard._checks import (
     check_positive,
     is_tracing,
 )
+from regard._devices import float64_device
 from regard._errors import RegardError, RegardTypeError
 from regard._register_pytree import register_pytree
-from regard.positions._position_tables import float64_device, table_dtype
+from regard.positions._position_tables import table_dtype
 
 LAYOUTS = ("halves", "pairs")
 
@@ -161,7 +162,7 @@ class Rotary:
             exponent = -torch.arange(0, self.width, 2, dtype=torch.float64, device=device) / self.width
             theta = float(self.base) ** exponent
         else:
-            theta = self.frequencies.to(device=device, dtype=torch.float64)
+            theta = self.frequencies.to(device).to(torch.float64)
         for scaling in self._scalings():
             theta = scaling(theta)
         return theta
@@ -237,7 +238,7 @@ class Rotary:
         check_position_ids(position_ids, n, batch, x)
         if start != 0:
             raise RegardError(f"start must be 0 where position_ids are given, got {start}")
-        positions = position_ids.to(device=device, dtype=torch.float64)
+        positions = position_ids.to(device).to(torch.float64)
         return positions if positions.ndim == 1 else positions.unsqueeze(-2)
 
 

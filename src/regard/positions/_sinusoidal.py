@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from regard._checks import check_grid, check_integer, check_positive
+from regard._devices import float64_device
 from regard._errors import RegardError
 from regard.positions._added_to_input import AddedToInput
-from regard.positions._position_tables import float64_device
 
 
 class Sinusoidal(AddedToInput):
@@ -56,7 +56,7 @@ class Sinusoidal(AddedToInput):
 
     def encoding_at(self, position_ids: Tensor) -> Tensor:
         """The rows ``[*, d]`` for integer positions ``position_ids [*]``, in float64."""
-        positions = position_ids.to(float64_device(position_ids), torch.float64)
+        positions = position_ids.to(float64_device(position_ids)).to(torch.float64)
         return _sines_and_cosines(positions, self.d, self.base)
 
     def extra_repr(self) -> str:

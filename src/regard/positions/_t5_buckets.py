@@ -84,7 +84,7 @@ class T5Buckets(LearnedTables, Bias):
     def terms(self, q: Tensor, m: int) -> tuple[RelativeTerm, ...]:
         check_head_count(self, self.heads, q)
         columns = torch.tensor(self.columns, device=q.device)
-        table = self.weight.to(device=q.device, dtype=summing_dtype(q))[columns].T
+        table = self.weight.to(summing_dtype(q)).to(q.device)[columns].T
         query_positions, key_positions = positions_1d(q.shape[2], m, self.offset, q.device)
         return (RelativeTerm(table[None, :, None], query_positions, key_positions, self.first_offset),)
 

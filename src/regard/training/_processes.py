@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regard._checks import check_number
+from regard._devices import finish_threads_at_exit
 from regard._errors import RankError, RegardError
 from regard.nn import Block
 from regard.parallel._group import Ring, name_lost_ranks
@@ -68,6 +69,8 @@ class Processes:
             dist.init_process_group("gloo", timeout=timedelta(seconds=self.timeout))
             # Destroy the group at the end of the process, not of the run: later runs in this process use it too. A new
             # group would need the same address and port.
+            # Functions run in reverse order: first the group is destroyed, then its threads may finish.
+            finish_threads_at_exit()
             atexit.register(dist.destroy_process_group)
         return self
 

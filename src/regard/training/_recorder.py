@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regard._checks import check_instance, check_integer
+from regard._devices import move_to, preserved_random_state, synchronize
 from regard._errors import RegardError
 from regard._observables import Observe
 from regard.interp._probes import Probe, image_probe, run_model, text_probes
@@ -279,8 +280,7 @@ class Recorder:
     def _record(self, step: int) -> None:
         """Measure the heads and write a record."""
         device = self._device()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # do not count pending training work as recording time
+        synchronize(device)  # do not count pending training work as recording time
         start = perf_counter()
         with evaluation_mode(self.model, device):
             ranks = {"rank": self._ring.rank, "ranks": self._ring.size}
@@ -335,7 +335,7 @@ class Recorder:
         """Add tensors over the processes, in place, with one message for all of them."""
         if self._ring.size == 1:
             return
-        flat = torch.cat([x.flatten() for x in sums]).to(device)
+        flat = move_to(torch.cat([x.flatten() for x in sums]), device)
         self._ring.sum_over_all(flat)
         totals = flat.cpu().split([x.numel() for x in sums])
         for x, total in zip(sums, totals, strict=True):
@@ -349,14 +349,8 @@ class Recorder:
 def evaluation_mode(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Within the context: eval mode, no gradients, seed 0. Afterwards modes and random states are as before."""
     modes = [(module, module.training) for module in model.modules()]
-    cuda_devices = []
-    if device.type == "cuda":
-        cuda_devices.append(torch.cuda.current_device() if device.index is None else device.index)
-    with torch.random.fork_rng(devices=cuda_devices), torch.no_grad():
-        # A model that draws random numbers even in eval mode draws the same ones at every record.
-        torch.default_generator.manual_seed(0)
-        for index in cuda_devices:
-            torch.cuda.default_generators[index].manual_seed(0)
+    # A model that draws random numbers even in eval mode draws the same ones at every record.
+    with preserved_random_state(device, seed=0), torch.no_grad():
         model.eval()
         try:
             yield

@@ -16,6 +16,7 @@ from regard._files import json_safe
 from regard.budget._attention_parts import Attention
 from regard.budget._compare_models import compare
 from regard.budget._cost_figure import cost_curves
+from regard.budget._experts_part import Experts
 from regard.budget._hf_configs import model_from_config
 from regard.budget._machine import Machine, find_machine, machines
 from regard.budget._machine_benchmark import saved_machine, this_machine
@@ -140,7 +141,7 @@ def plan_response(request: PlanRequest) -> dict[str, Any]:
     model = full_plan.model
     response = full_plan.to_dict() | {
         "sizes": model_sizes(model),
-        "needs_source": len(model.stacks) > 1,
+        "needs_source": model.has_source,
         "fixed": model.fixed_tokens is not None,
         "longest": model.max_tokens,
         "theory": _theory_exercise(full_plan),
@@ -154,11 +155,13 @@ def plan_response(request: PlanRequest) -> dict[str, Any]:
 
 def model_sizes(model: Model) -> dict[str, int]:
     """Return the sizes of a model's first attention layer and feed-forward network, defaults included."""
-    part = model.attention_parts[0][1]
+    # Of a model of images and text, the sizes of its decoder, which runs last.
+    stacks = [stack for stack in model.stacks if stack.name != "image"]
+    part = next(placed.part for placed in stacks[0] if isinstance(placed.part, Attention))
     sizes = {name: getattr(part, name) for name in ("heads", "kv_heads", "d_key", "d_value", "d_out")}
-    sizes |= {"d": model.d, "layers": model.stacks[0].layers, "decoder_layers": model.stacks[-1].layers}
-    for placed in model:
-        if isinstance(placed.part, FeedForward):
+    sizes |= {"d": model.d, "layers": stacks[0].layers, "decoder_layers": model.stacks[-1].layers}
+    for placed in stacks[0]:
+        if isinstance(placed.part, FeedForward | Experts):
             sizes["hidden"] = placed.part.hidden
             break
     if model.vocab is not None:

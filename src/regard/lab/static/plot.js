@@ -35,17 +35,31 @@ function themedLayout(layout) {
   };
 }
 
-// Draw into `box`, and again when the theme changes. A second call replaces the first chart. Returns a function that
-// removes the chart.
+// Give the chart the width of its box. Plotly draws 700 pixels wide if the box has no width yet, for example because it is
+// not on the page, and by itself it measures the box again only if the size of the window changes.
+function keepFitting(box, Plotly) {
+  const observer = new ResizeObserver(() => {
+    const drawn = box._fullLayout?.width;
+    if (drawn && box.clientWidth > 0 && drawn !== box.clientWidth) Plotly.Plots.resize(box);
+  });
+  observer.observe(box);
+  return () => observer.disconnect();
+}
+
+// Draw into `box`, and again when the theme or the width of the box changes. A second call replaces the first chart.
+// Returns a function that removes the chart.
 export async function plot(box, traces, layout = {}) {
   const Plotly = await loadPlotly();
   box.stopDrawing?.();
-  const options = { responsive: true, displaylogo: false, displayModeBar: false };
+  const options = { displaylogo: false, displayModeBar: false };
   const draw = () => Plotly.react(box, traces, themedLayout(layout), options);
   await draw();
-  const stop = onTheme(draw);
+  box.stopDrawing?.(); // of a call that began after this one and has drawn before it
+  const stopTheme = onTheme(draw);
+  const stopFitting = keepFitting(box, Plotly);
   box.stopDrawing = () => {
-    stop();
+    stopTheme();
+    stopFitting();
     box.stopDrawing = null;
   };
   return () => {

@@ -8,6 +8,7 @@ import { formatBytes, formatCount } from "./units.js";
 export function createMachinePanel(page) {
   const { options } = page;
   let runningJob = null;
+  let isCancelled = false; // a click on "cancel" may come before the lab has told which job it started
   const names = [["", "none: counts only"], ["this", "this machine"]];
   for (const { name } of options.machines) names.push([name, name]);
   const list = select("machine", names, page.settings.machine ?? "", (name) => selectMachine(name || null));
@@ -39,14 +40,17 @@ export function createMachinePanel(page) {
   }
 
   function cancel() {
-    if (runningJob) cancelJob(runningJob);
+    isCancelled = true;
+    if (runningJob) cancelJob(runningJob).catch((error) => showMessage(error.message, "error"));
   }
 
   async function measure(again) {
+    isCancelled = false;
     progress.hidden = false;
     measureButton.hidden = true;
     try {
       runningJob = await post("/api/budget/measure", { again });
+      if (isCancelled) cancel();
       show();
       await followJob(runningJob, (job) => {
         if (job.of) bar.value = job.done / job.of;

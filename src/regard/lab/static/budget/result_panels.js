@@ -29,12 +29,17 @@ export function totalCards(plan) {
   memory.classList.toggle("bad", plan.fits === false);
   const time = machine ? formatSeconds(plan.seconds) : "–";
   return element("div", { className: "cards" },
-    card("parameters", "Parameters", formatCount(plan.parameters), formatExact(plan.parameters)),
+    card("parameters", "Parameters", formatCount(plan.parameters), parametersNote(plan)),
     flopsCard(plan),
     memory,
     card("longest", "Longest n", formatLongest(longestOf(plan)), longestNote(plan)),
     card("time", "Time", time, timeNote(plan)),
     card("crossover", "Crossover n*", formatExact(plan.crossover), crossoverNote(plan)));
+}
+
+function parametersNote({ parameters, active_parameters: active }) {
+  const note = formatExact(parameters);
+  return active === parameters ? note : `${note}; ${formatCount(active)} active per token`;
 }
 
 function flopsCard({ forward_flops: forward, unmasked_flops: unmasked, backward_flops: backward, training }) {

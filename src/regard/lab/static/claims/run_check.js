@@ -7,7 +7,8 @@ const PATIENCE = 4000;
 
 // Returns the result; `onChange(job)` is called meanwhile. `signal` also cancels the job.
 export async function run(claim, parameters, onChange, signal) {
-  const { result, job } = await post("/api/claims/run", { claim, parameters }, signal);
+  // Without `signal`: if the request were aborted, the page would not know which job to cancel.
+  const { result, job } = await post("/api/claims/run", { claim, parameters });
   if (result) return result;
   let current = job;
   const stop = () => cancelJob(current).catch(() => {});

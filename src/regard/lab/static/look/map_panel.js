@@ -70,8 +70,9 @@ export function createMapPanel(root, view) {
       onMove: (mapWindow) => view.change({ window: mapWindow }),
     });
     map.setWindow(view.window);
-    // `base` identifies the head whose map is shown; `head` has its settings, layer and description.
-    return { box, canvas, caption, busy, map, base: "", head: null };
+    // `base` identifies the head whose map is shown; `head` has its settings, layer and description. `isCurrent` is false
+    // while the map of a head that is not selected any more stays on the screen.
+    return { box, canvas, caption, busy, map, base: "", head: null, isCurrent: false };
   }
 
   function tileHandlers(map) {
@@ -90,7 +91,10 @@ export function createMapPanel(root, view) {
     const { map } = figure;
     const fields = requestFields(head);
     const base = JSON.stringify(fields);
-    if (figure.base === base && map.source) return map.source;
+    if (figure.base === base && map.source) {
+      figure.isCurrent = true;
+      return map.source;
+    }
 
     // The last map stays until the new one is loaded.
     figure.busy.textContent = "computing the overview …";
@@ -102,6 +106,7 @@ export function createMapPanel(root, view) {
       map.show(new Tiles(fields, levels, tileHandlers(map)),
         (side, index) => shortLabel(head.description, head.layer, side, index));
       figure.base = base;
+      figure.isCurrent = true;
       await updateSinks(figure, signal);
       return map.source;
     } catch (error) {
@@ -118,6 +123,7 @@ export function createMapPanel(root, view) {
   function showPooled(figure, head) {
     const { layer } = head;
     figure.base = "";
+    figure.isCurrent = true;
     figure.head = head;
     const source = layer.map ? new PooledMap(layer, headIndex(layer, head.head), view.hideSinks) : null;
     figure.map.show(source, (side, index) => shortLabel(head.description, layer, side, index));
@@ -162,6 +168,9 @@ export function createMapPanel(root, view) {
 
   async function refresh() {
     request?.abort();
+    // The maps stay until the new ones are loaded, but their weights are not those of the selected head any more.
+    for (const figure of Object.values(figures)) figure.isCurrent = false;
+    showReadout();
     const layer = currentLayer(view);
     if (!layer || view.head === null) return;
     request = new AbortController();
@@ -225,6 +234,7 @@ export function createMapPanel(root, view) {
     const figure = figures.Δ;
     figure.canvas.setAttribute("aria-label", "map of the difference, B minus A");
     const base = a.base + b.base;
+    figure.isCurrent = true;
     if (figure.base === base) return;
     figure.base = base;
     figure.map.show(new Difference(a, b, tileHandlers(figure.map)), main.label);
@@ -293,9 +303,8 @@ export function createMapPanel(root, view) {
   // The value of the cell; null if there is none, or while the map of another head is still shown.
   function readMain(layer, cell) {
     const { source } = main;
-    if (!source || !layer || !cell) return null;
-    const isOutdated = source.fields && figures.B.base !== JSON.stringify(requestFields(view));
-    if (isOutdated || cell.row >= source.n || cell.key >= source.m) return null;
+    if (!source || !layer || !cell || !figures.B.isCurrent) return null;
+    if (cell.row >= source.n || cell.key >= source.m) return null;
     return main.read(cell);
   }
 
@@ -314,7 +323,8 @@ export function createMapPanel(root, view) {
     if (reading?.level > 0) reading = readLocked(layer, cell) ?? reading;
     if (main.source) showScale();
     if (!reading) {
-      readout.textContent = main.source ? "Point at a cell to read its weight, click to lock it." : "";
+      const isReadable = main.source && figures.B.isCurrent;
+      readout.textContent = isReadable ? "Point at a cell to read its weight, click to lock it." : "";
       for (const name of ["level", "row", "key", "value"]) delete readout.dataset[name];
       return;
     }
@@ -323,9 +333,10 @@ export function createMapPanel(root, view) {
     let text = formatWeight(reading.value);
     const labelA = nameInA(reading, cell);
     for (const [name, label] of [["A", labelA], ["Δ", "B − A"]]) {
-      const { box, map } = figures[name];
+      const { box, map, isCurrent } = figures[name];
       // A mean over several weights is not shown beside a single one.
-      const other = box.hidden || !hasSameCells(map.source, main.source, cell) ? null : map.read(cell);
+      const isComparable = !box.hidden && isCurrent && hasSameCells(map.source, main.source, cell);
+      const other = isComparable ? map.read(cell) : null;
       if (other && Boolean(other.level) === Boolean(reading.level)) text += ` · ${label} ${formatWeight(other.value)}`;
     }
     const weight = element("b", { text });
