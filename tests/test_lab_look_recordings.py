@@ -6,6 +6,8 @@ import json
 import math
 import re
 import shutil
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,6 +181,17 @@ def test_a_new_text(lab_page: Any, workspace: Workspace, width: int) -> None:
     expect(tab).not_to_have_url(re.compile(recording_id))
 
 
+def pause(workspace: Workspace, job: jobs.Job) -> None:
+    """Pause the worker process that runs a job. The job can only be cancelled afterwards, which kills the process."""
+    deadline = time.monotonic() + 60
+    while job.state == "queued" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process = workspace.jobs._queue_of(job.kind)._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    assert job.state == "running"
+
+
 def test_a_run_is_cancelled(
     lab_page: Any, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -186,10 +199,12 @@ def test_a_run_is_cancelled(
     tab = lab_page("?input=1")
     wait_until_ready(tab)
     count = len(workspace.items("recording"))
-    # A copy of the model has no stored head types, so that scoring it takes longer than this test.
+    # A copy of the model has no stored head types, so they are scored. The process is paused, because on a fast machine
+    # it would be done before this test has clicked.
     for file in ("config.json", "tokenizer.json", "model.safetensors"):
         shutil.copy(models.bundled() / file, tmp_path / file)
     first = workspace.jobs.start("kinds", {"model": str(tmp_path), "reads": "text"})
+    pause(workspace, first)
     tab.get_by_label("text", exact=True).fill("some words")
     tab.get_by_role("button", name="Run").click()
     expect(tab.locator(".job progress")).to_be_visible()
