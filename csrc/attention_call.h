@@ -94,6 +94,7 @@ struct AttentionCall {
 
 // The measurements of the forward pass, made while it computes the output. Row values are [B, H, N].
 struct Observables {
+    float* logit_max = nullptr;
     float* entropy = nullptr;
     float* peak = nullptr;
     float* offset = nullptr;
@@ -109,6 +110,10 @@ struct Observables {
     int64_t* map = nullptr;    // [H, map_size, map_size]: sums over the counted rows, integers in units of 2^−32
     const uint8_t* real_queries = nullptr;  // [B or 1, N]: 0 for padding; null: all rows are real
     int64_t real_queries_batch_stride = 0;
+    int64_t group_count = 0;              // how many groups of keys; 0: none are measured
+    float* groups = nullptr;              // [B, H, N, group_count]: the weight of each row on each group
+    const int64_t* key_groups = nullptr;  // [B or 1, M]: the group of each key, −1 for a key in no group
+    int64_t key_groups_batch_stride = 0;
 };
 
 // The measurements of a second pass. They need the final row_max and row_sum of each row.
@@ -132,6 +137,12 @@ struct SecondPass {
 // float32, and the caller fills them with zeros.
 struct Gradients {
     TensorView grad_out;             // in the call's dtype
+    // The gradients of the row values entropy and logit_max, [B, H, N]; null: no loss contains them. Each comes with
+    // the value that the forward pass measured.
+    const float* grad_entropy = nullptr;
+    const float* entropy = nullptr;
+    const float* grad_logit_max = nullptr;
+    const int64_t* peak_at = nullptr;
     float* dq = nullptr;             // [B, H, N, D]
     float* dk = nullptr;             // [B, G, M, D]
     float* dv = nullptr;             // [B, G, M, E]
@@ -139,6 +150,11 @@ struct Gradients {
     float* toeplitz = nullptr;       // [B, H, N + M]: of the sum of all Toeplitz terms, index i − j + M
     TensorView bias;                 // of the dense bias; a stride is 0 where the bias is broadcast
     std::vector<float*> terms;       // of each term, [B, H, N or 1, columns]; null for a Toeplitz term
+    // Attribution: sums of the contributions A_ij · (grad_out_i · v_j), with the weights that dropout left. Null: they
+    // are not collected. The sum of a row needs no place here, because it is delta.
+    float* contributed_keys = nullptr;   // [B, H, M]: sums over the queries
+    float* contributed_map = nullptr;    // [B, H, contributed_bins, contributed_bins]: sums over bins of both
+    int64_t contributed_bins = 0;
 };
 
 }  // namespace regard

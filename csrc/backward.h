@@ -2,6 +2,10 @@
 // gradient g of the output, and Δ = out·g:
 //   dS = A ∘ (g vᵀ − Δ),  dq = scale·dS k,  dk = scale·dSᵀ q,  dv = Aᵀ g.
 // The gradient of a bias is dS itself. With a softcap, dS is multiplied by the softcap's slope for dq and dk.
+//
+// If a loss contains the entropy H of the rows, with gradient h, then dS −= h·A ∘ (log A + H). The gradient of a row's
+// largest logit is added to dS at the key that has it. Attribution sums the contributions c = A ∘ (g vᵀ): over queries,
+// and over bins of queries and keys.
 #pragma once
 
 #include "forward.h"
@@ -24,8 +28,11 @@ struct BackwardScratch : ForwardScratch {
     float* dv;             // [KEY_CHUNK, E]
     float* query_rows;     // the rows of one panel as float32, if they are not float32 already
     float* grad_out_rows;
+    float* shifted_logits;    // [KEY_BLOCK, PW]: logit − row_max, if a loss contains the entropy
+    float* contributed_keys;  // [KEY_CHUNK], summed in two levels like dk
+    float* contributed_bins;  // [contributed_bins, PW]: the contributions of each bin of keys to one panel
 
-    explicit BackwardScratch(const AttentionCall& call) : ForwardScratch(call) {
+    BackwardScratch(const AttentionCall& call, const Gradients& gradients) : ForwardScratch(call) {
         const bool converts = call.dtype != Dtype::float32;
         grad_out = allocate(call.E * PW);
         grad_weights = allocate(KEY_BLOCK * PW);
@@ -35,6 +42,9 @@ struct BackwardScratch : ForwardScratch {
         dv = allocate(std::min(KEY_CHUNK, call.M) * call.E);
         query_rows = allocate(converts ? PW * call.D : 1);
         grad_out_rows = allocate(converts ? PW * call.E : 1);
+        shifted_logits = allocate(gradients.grad_entropy ? KEY_BLOCK * PW : 1);
+        contributed_keys = allocate(gradients.contributed_keys ? std::min(KEY_CHUNK, call.M) : 1);
+        contributed_bins = allocate(gradients.contributed_bins * PW + 1);
     }
 };
 
@@ -48,6 +58,8 @@ struct BackwardPanel {
     Floats inverse_sum[NR];
     Floats delta[NR];
     Floats hard_max[NR];
+    Floats grad_entropy[NR];
+    Floats entropy_shift[NR];  // entropy − log row_sum: log A + entropy is logit − row_max + this
     alignas(64) uint32_t row_hashes[PW];
 };
 
@@ -86,6 +98,11 @@ inline void load_panel(const AttentionCall& call, const Gradients& gradients, co
         // The weights of lanes beyond the last row are e^−∞ = 0, whatever their biases are.
         if (lane >= panel.count) state.row_max[lane / W][lane % W] = -kHidden;
         state.delta[lane / W][lane % W] = gradients.delta[row];
+        if (gradients.grad_entropy) {
+            const double log_sum = empty ? 0 : std::log(call.row_sum[row]);
+            state.grad_entropy[lane / W][lane % W] = gradients.grad_entropy[row];
+            state.entropy_shift[lane / W][lane % W] = static_cast<float>(gradients.entropy[row] - log_sum);
+        }
         if (call.dropout > 0) state.row_hashes[lane] = row_hash(call.seed, head.b, head.h, first_row + lane);
     }
 }
@@ -137,10 +154,106 @@ REGARD_INLINE void add_visible_outer_products(const float* weights, const Rows& 
     }
 }
 
-// One block of keys for one panel: adds to scratch.dq, `dk`, `dv` and the gradients of the biases.
+// Turns logits into weights, in place. Keeps logit − row_max for the gradient of the entropy, if one is wanted.
+REGARD_INLINE void to_weights(const Gradients& gradients, const BackwardPanel& state, int64_t count, float* s,
+                              float* shifted) {
+    if (!gradients.grad_entropy) {
+        for (int64_t key = 0; key < count; key++)
+#pragma GCC unroll 4
+            for (int v = 0; v < NR; v++) {
+                float* at = s + key * PW + v * W;
+                store(at, exp(load(at) - state.row_max[v]) * state.inverse_sum[v]);
+            }
+        return;
+    }
+    for (int64_t key = 0; key < count; key++)
+#pragma GCC unroll 4
+        for (int v = 0; v < NR; v++) {
+            const int64_t at = key * PW + v * W;
+            // Clamped where the weight is 0, because 0 · −inf would be NaN.
+            const Floats x = clamp_for_exp(load(s + at) - state.row_max[v]);
+            store(shifted + at, x);
+            store(s + at, exp_clamped(x) * state.inverse_sum[v]);
+        }
+}
+
+// Subtracts h·(log A + H) from g vᵀ, the factor of A in dS.
+REGARD_INLINE void subtract_entropy_gradient(const BackwardPanel& state, int64_t count, const float* shifted,
+                                             float* grad_weights) {
+    for (int64_t key = 0; key < count; key++)
+#pragma GCC unroll 4
+        for (int v = 0; v < NR; v++) {
+            const int64_t at = key * PW + v * W;
+            const Floats log_weight_and_entropy = load(shifted + at) + state.entropy_shift[v];
+            store(grad_weights + at, load(grad_weights + at) - state.grad_entropy[v] * log_weight_and_entropy);
+        }
+}
+
+// Adds the gradient of each row's largest logit to dS of keys j … j + count − 1.
+inline void add_logit_max_gradient(const AttentionCall& call, const Gradients& gradients, const HeadContext& head,
+                                   const Panel& panel, int64_t j, int64_t count, float* ds) {
+    const int64_t first_row = (head.b * call.H + head.h) * call.N + panel.first_row;
+    for (int64_t lane = 0; lane < panel.count; lane++) {
+        const int64_t key = gradients.peak_at[first_row + lane] - j;
+        if (key >= 0 && key < count) ds[key * PW + lane] += gradients.grad_logit_max[first_row + lane];
+    }
+}
+
+// Adds the contributions of one block to the sums of its keys, and to the bins of the panel. `weights` are those before
+// dropout, and `grad_weights` is 0 where dropout removes a weight.
+REGARD_INLINE void add_contributions(const AttentionCall& call, const Gradients& gradients, int64_t j, int64_t count,
+                                     const float* weights, const float* grad_weights, float* key_sums, float* bins) {
+    const int64_t size = gradients.contributed_bins;
+    for (int64_t key = 0, stop = count; key < count; key = stop) {
+        // Key j is in bin ⌊j·size/M⌋.
+        const int64_t bin = size ? (j + key) * size / call.M : 0;
+        if (size) stop = std::min(count, ((bin + 1) * call.M + size - 1) / size - j);
+        Floats bin_sum[NR];
+#pragma GCC unroll 4
+        for (int v = 0; v < NR; v++) bin_sum[v] = Floats{};
+        for (int64_t t = key; t < stop; t++) {
+            Floats key_sum = Floats{};
+#pragma GCC unroll 4
+            for (int v = 0; v < NR; v++) {
+                const int64_t at = t * PW + v * W;
+                const Floats contribution = load(weights + at) * load(grad_weights + at);
+                key_sum += contribution;
+                bin_sum[v] += contribution;
+            }
+            key_sums[t] += sum(key_sum);
+        }
+        if (size)
+#pragma GCC unroll 4
+            for (int v = 0; v < NR; v++) {
+                float* at = bins + bin * PW + v * W;
+                store(at, load(at) + bin_sum[v]);
+            }
+    }
+}
+
+// Adds the bins of one panel, for the keys first … end − 1, to the map of its head, and sets them to 0.
+inline void add_panel_to_map(const AttentionCall& call, const Gradients& gradients, const HeadContext& head,
+                             const Panel& panel, int64_t first, int64_t end, float* bins, float* map) {
+    const int64_t size = gradients.contributed_bins;
+    int64_t map_rows[PW];
+    for (int64_t lane = 0; lane < panel.count; lane++) map_rows[lane] = (panel.first_row + lane) * size / call.N;
+    for (int64_t bin = first * size / call.M; bin <= (end - 1) * size / call.M; bin++) {
+        float* in_bin = bins + bin * PW;
+        for (int64_t lane = 0; lane < panel.count;) {
+            const int64_t map_row = map_rows[lane];
+            float cell = 0;
+            for (; lane < panel.count && map_rows[lane] == map_row; lane++) cell += in_bin[lane];
+            map[((head.b * call.H + head.h) * size + map_row) * size + bin] += cell;
+        }
+        std::fill(in_bin, in_bin + PW, 0.0f);
+    }
+}
+
+// One block of keys for one panel: adds to scratch.dq, `dk`, `dv`, `key_sums` and the gradients of the biases.
 REGARD_INLINE void backward_block(const AttentionCall& call, const Gradients& gradients, const HeadContext& head,
                                   const BackwardPanel& state, int64_t j, int64_t count, const Rows& keys,
-                                  const Rows& values, float* dk, float* dv, BackwardScratch& scratch) {
+                                  const Rows& values, float* dk, float* dv, float* key_sums,
+                                  BackwardScratch& scratch) {
     float* s = scratch.scores;
     float* grad_weights = scratch.grad_weights;
     VisibleParts visible;
@@ -154,12 +267,7 @@ REGARD_INLINE void backward_block(const AttentionCall& call, const Gradients& gr
         to_logits(call, head, state.panel, j, count, s, scratch.dense_bias,
                   call.softcap > 0 ? scratch.softcap_slope : nullptr, scratch.nonfinite);
     visible_dot_products<Float32Operand>(values, scratch.grad_out, grad_weights, count, call.E, visible, 1.0f);
-    for (int64_t key = 0; key < count; key++)
-#pragma GCC unroll 4
-        for (int v = 0; v < NR; v++) {
-            float* at = s + key * PW + v * W;
-            store(at, exp(load(at) - state.row_max[v]) * state.inverse_sum[v]);
-        }
+    to_weights(gradients, state, count, s, scratch.shifted_logits);
 
     // dv gets the weights after dropout; the gradient of the weights passes through the same dropout.
     float* dropped = s;
@@ -169,6 +277,9 @@ REGARD_INLINE void backward_block(const AttentionCall& call, const Gradients& gr
         apply_dropout(call, state.row_hashes, j, count, grad_weights, grad_weights);
     }
     add_visible_outer_products(dropped, state.grad_out, state.panel, dv, call.E, visible);
+    if (gradients.contributed_keys)
+        add_contributions(call, gradients, j, count, s, grad_weights, key_sums, scratch.contributed_bins);
+    if (gradients.grad_entropy) subtract_entropy_gradient(state, count, scratch.shifted_logits, grad_weights);
 
     // dS = A ∘ (g vᵀ − Δ), in place.
     for (int64_t key = 0; key < count; key++)
@@ -177,6 +288,7 @@ REGARD_INLINE void backward_block(const AttentionCall& call, const Gradients& gr
             const int64_t at = key * PW + v * W;
             store(s + at, load(s + at) * (load(grad_weights + at) - state.delta[v]));
         }
+    if (gradients.grad_logit_max) add_logit_max_gradient(call, gradients, head, state.panel, j, count, s);
     // These numbers are added to the gradients of the biases, which are not checked later.
     scratch.nonfinite += zero_if_finite(s, count * PW);
     add_to_biases(call, gradients, head, state.panel, j, count, s);
@@ -188,9 +300,11 @@ REGARD_INLINE void backward_block(const AttentionCall& call, const Gradients& gr
     add_visible_outer_products(s, state.queries, state.panel, dk, call.D, visible);
 }
 
-// One panel of queries and the keys start … stop − 1: adds to dq of its rows, to scratch.dk and to scratch.dv.
+// One panel of queries and the keys start … stop − 1: adds to dq of its rows, to scratch.dk, scratch.dv and
+// scratch.contributed_keys, and to `map`.
 inline void backward_panel(const AttentionCall& call, const Gradients& gradients, const HeadContext& head,
-                           int64_t first_row, int64_t start, int64_t stop, float* dq, BackwardScratch& scratch) {
+                           int64_t first_row, int64_t start, int64_t stop, float* dq, float* map,
+                           BackwardScratch& scratch) {
     BackwardPanel state;
     init_panel(call, head.b, first_row, state.panel);
     const int64_t first = std::max(start, state.panel.first_key);
@@ -203,8 +317,9 @@ inline void backward_panel(const AttentionCall& call, const Gradients& gradients
         const Rows keys = float_rows_of(call.k, call.dtype, head.b, head.g, j, count, call.D, scratch.keys);
         const Rows values = float_rows_of(call.v, call.dtype, head.b, head.g, j, count, call.E, scratch.values);
         backward_block(call, gradients, head, state, j, count, keys, values, scratch.dk + (j - start) * call.D,
-                       scratch.dv + (j - start) * call.E, scratch);
+                       scratch.dv + (j - start) * call.E, scratch.contributed_keys + (j - start), scratch);
     }
+    if (map) add_panel_to_map(call, gradients, head, state.panel, first, end, scratch.contributed_bins, map);
     alignas(64) float factors[PW];
     std::fill(factors, factors + PW, score_slope(call));
     float* to = dq + ((head.b * call.H + head.h) * call.N + first_row) * call.D;
@@ -219,23 +334,28 @@ inline void flush_gradient(float* from, float* to, int64_t count, float factor) 
     }
 }
 
-// The keys from … to − 1 of one key head: adds to their dk and dv, and to dq of every query head that shares the key
-// head.
+// The keys from … to − 1 of one key head: adds to their dk and dv, to dq and the contributions of every query head that
+// shares the key head.
 inline void backward_key_head(const AttentionCall& call, const Gradients& gradients, int64_t b, int64_t g,
-                              int64_t from, int64_t to, float* dq, BackwardScratch& scratch) {
+                              int64_t from, int64_t to, float* dq, float* map, BackwardScratch& scratch) {
     const int64_t heads_per_group = call.H / call.G;
+    std::fill(scratch.contributed_bins, scratch.contributed_bins + gradients.contributed_bins * PW, 0.0f);
     for (int64_t start = from; start < to; start += KEY_CHUNK) {
         const int64_t keys = std::min(KEY_CHUNK, to - start);
         const int64_t first_key = (b * call.G + g) * call.M + start;
         std::memset(scratch.dk, 0, sizeof(float) * keys * call.D);
         std::memset(scratch.dv, 0, sizeof(float) * keys * call.E);
+        if (gradients.contributed_keys) std::fill(scratch.contributed_keys, scratch.contributed_keys + keys, 0.0f);
         for (int64_t h = g * heads_per_group; h < (g + 1) * heads_per_group; h++) {
             const HeadContext& head = scratch.prepare_head(call, b * call.H + h);
             for (int64_t i = 0; i < call.N; i += QUERY_CHUNK) {
                 for (int64_t row = i; row < std::min(i + QUERY_CHUNK, call.N); row += PW)
-                    backward_panel(call, gradients, head, row, start, start + keys, dq, scratch);
+                    backward_panel(call, gradients, head, row, start, start + keys, dq, map, scratch);
                 flush_gradient(scratch.dk, gradients.dk + first_key * call.D, keys * call.D, score_slope(call));
                 flush_gradient(scratch.dv, gradients.dv + first_key * call.E, keys * call.E, 1.0f);
+                if (gradients.contributed_keys)
+                    flush_gradient(scratch.contributed_keys,
+                                   gradients.contributed_keys + (b * call.H + h) * call.M + start, keys, 1.0f);
             }
         }
     }
@@ -259,29 +379,34 @@ bool backward(const AttentionCall& call, const Gradients& gradients) {
     std::atomic<bool> finite{true};
     if (call.hard_max) fill_hard_max(call);
     const int64_t panels = panels_per_head(call);
-    const auto make_scratch = [&] { return BackwardScratch(call); };
+    const auto make_scratch = [&] { return BackwardScratch(call, gradients); };
     run_tasks<BackwardScratch>(
         call.B * call.H, threads, make_scratch, [&](int64_t task, BackwardScratch& scratch) {
             const HeadContext head{task / call.H, task % call.H, 0};
             for (int64_t p = 0; p < panels; p++) fill_delta(call, gradients, head, p * PW, scratch);
         });
 
-    // If there are few key heads, their keys are split into parts, and each part is a task. Each part has its own dq;
-    // these are added in order.
+    // If there are few key heads, their keys are split into parts, and each part is a task. Each part has its own dq
+    // and its own map; these are added in order.
     const int64_t splits = count_backward_splits(call, gradients);
     const int64_t keys_per_split = keys_per_part(call.M, splits, KEY_CHUNK);
     const int64_t key_heads = call.B * call.G;
     const int64_t dq_floats = call.B * call.H * call.N * call.D;
     const int64_t dq_floats_per_key_head = dq_floats / std::max<int64_t>(1, key_heads);
     Array<float> other_dq((splits - 1) * dq_floats);
+    const int64_t map_floats_per_head = gradients.contributed_bins * gradients.contributed_bins;
+    const int64_t map_floats = call.B * call.H * map_floats_per_head;
+    Array<float> other_maps((splits - 1) * map_floats);
     run_tasks<BackwardScratch>(
         key_heads * splits, threads, make_scratch, [&](int64_t task, BackwardScratch& scratch) {
             const int64_t key_head = task / splits;
             const int64_t split = task % splits;
             float* dq = split == 0 ? gradients.dq : other_dq.data() + (split - 1) * dq_floats;
+            float* map = gradients.contributed_map;
+            if (map && split > 0) map = other_maps.data() + (split - 1) * map_floats;
             const int64_t end = std::min(call.M, (split + 1) * keys_per_split);
             backward_key_head(call, gradients, key_head / call.G, key_head % call.G, split * keys_per_split, end, dq,
-                              scratch);
+                              map, scratch);
             if (!scratch.finite()) finite = false;
         });
     run_tasks<int>(key_heads, threads, [] { return 0; }, [&](int64_t key_head, int) {
@@ -290,6 +415,12 @@ bool backward(const AttentionCall& call, const Gradients& gradients) {
         for (int64_t split = 1; split < splits; split++) {
             const float* other = other_dq.data() + (split - 1) * dq_floats + first;
             for (int64_t t = 0; t < dq_floats_per_key_head; t++) dq[t] += other[t];
+        }
+        const int64_t map_part = call.H / call.G * map_floats_per_head;
+        for (int64_t split = 1; gradients.contributed_map && split < splits; split++) {
+            float* map = gradients.contributed_map + key_head * map_part;
+            const float* other = other_maps.data() + (split - 1) * map_floats + key_head * map_part;
+            for (int64_t t = 0; t < map_part; t++) map[t] += other[t];
         }
         if (!all_finite(dq, dq_floats_per_key_head) ||
             !all_finite(gradients.dk + key_head * call.M * call.D, call.M * call.D) ||

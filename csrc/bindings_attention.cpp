@@ -134,15 +134,16 @@ public:
         return kernels.forward(call_);
     }
 
-    bool forward_observed(const char* instruction_set, TensorArgument entropy, TensorArgument peak,
-                          TensorArgument offset, TensorArgument distance, TensorArgument sink, TensorArgument local,
-                          TensorArgument peak_at, TensorArgument visible, TensorArgument map,
-                          TensorArgument real_queries, int64_t query_offset, int64_t sink_keys,
-                          int64_t local_radius) const {
+    bool forward_observed(const char* instruction_set, TensorArgument logit_max, TensorArgument entropy,
+                          TensorArgument peak, TensorArgument offset, TensorArgument distance, TensorArgument sink,
+                          TensorArgument local, TensorArgument peak_at, TensorArgument visible, TensorArgument map,
+                          TensorArgument groups, TensorArgument key_groups, TensorArgument real_queries,
+                          int64_t query_offset, int64_t sink_keys, int64_t local_radius) const {
         const Kernels& kernels = kernels_named(instruction_set);
         require_query_offset(query_offset);
         const std::initializer_list<int64_t> rows = {call_.B, call_.H, call_.N};
         Observables wanted;
+        wanted.logit_max = contiguous_data<float>("logit_max", logit_max, rows);
         wanted.entropy = contiguous_data<float>("entropy", entropy, rows);
         wanted.peak = contiguous_data<float>("peak", peak, rows);
         wanted.offset = contiguous_data<float>("offset", offset, rows);
@@ -166,6 +167,7 @@ public:
             wanted.real_queries = static_cast<const uint8_t*>(real.data());
             wanted.real_queries_batch_stride = real.size(0) == 1 ? 0 : call_.N;
         }
+        if (groups.given()) set_groups(groups, key_groups, wanted);
         wanted.query_offset = query_offset;
         wanted.sink_keys = sink_keys;
         wanted.local_radius = local_radius;
@@ -224,7 +226,9 @@ public:
 
     bool backward(const char* instruction_set, TensorArgument grad_out, TensorArgument dq, TensorArgument dk,
                   TensorArgument dv, TensorArgument delta, TensorArgument toeplitz_grad, TensorArgument bias_grad,
-                  nb::sequence term_grads) const {
+                  nb::sequence term_grads, TensorArgument grad_entropy, TensorArgument entropy,
+                  TensorArgument grad_logit_max, TensorArgument peak_at, TensorArgument contributed_keys,
+                  TensorArgument contributed_map) const {
         const Kernels& kernels = kernels_named(instruction_set);
         require_row_sums();
         AttentionCall call = call_;
@@ -252,6 +256,27 @@ public:
             if (tensor.size(0) != call.B || tensor.size(1) != call.H) call.threads = 1;
         }
         read_term_gradients(term_grads, gradients);
+        const std::initializer_list<int64_t> rows = {call.B, call.H, call.N};
+        if (grad_entropy.given()) {
+            gradients.grad_entropy = contiguous_data<float>("grad_entropy", grad_entropy, rows);
+            gradients.entropy = contiguous_data<float>("entropy", entropy, rows);
+        }
+        if (grad_logit_max.given()) {
+            gradients.grad_logit_max = contiguous_data<float>("grad_logit_max", grad_logit_max, rows);
+            gradients.peak_at = contiguous_data<int64_t>("peak_at", peak_at, rows);
+        }
+        if (contributed_keys.given())
+            gradients.contributed_keys =
+                contiguous_data<float>("contributed_keys", contributed_keys, {call.B, call.H, call.M});
+        if (contributed_map.given()) {
+            const TorchTensor tensor("contributed_map", contributed_map);
+            tensor.require_dimensions(4);
+            if (!contributed_keys.given()) tensor.fail("be given together with contributed_keys");
+            gradients.contributed_bins = tensor.size(2);
+            gradients.contributed_map =
+                contiguous_data<float>("contributed_map", contributed_map,
+                                       {call.B, call.H, gradients.contributed_bins, gradients.contributed_bins});
+        }
         nb::gil_scoped_release release;
         return kernels.backward(call, gradients);
     }
@@ -303,6 +328,27 @@ private:
 
     void require_row_sums() const {
         if (!has_row_sums_) throw std::invalid_argument("row_max and row_sum must be set before this pass");
+    }
+
+    void set_groups(TensorArgument groups, TensorArgument key_groups, Observables& wanted) const {
+        const TorchTensor tensor("groups", groups);
+        tensor.require_dimensions(4);
+        wanted.group_count = tensor.size(3);
+        wanted.groups =
+            contiguous_data<float>("groups", groups, {call_.B, call_.H, call_.N, wanted.group_count});
+        const TorchTensor keys("key_groups", key_groups);
+        keys.require_type(ElementType::int64);
+        keys.require_shape({kAnySize, call_.M});
+        keys.require_contiguous();
+        if (keys.size(0) != 1 && keys.size(0) != call_.B)
+            keys.fail("have 1 or " + std::to_string(call_.B) + " batch entries, got " + std::to_string(keys.size(0)));
+        wanted.key_groups = static_cast<const int64_t*>(keys.data());
+        wanted.key_groups_batch_stride = keys.size(0) == 1 ? 0 : call_.M;
+        // The kernel adds to the group that a key names, so every number is checked.
+        for (int64_t t = 0; t < keys.size(0) * call_.M; t++)
+            if (wanted.key_groups[t] < -1 || wanted.key_groups[t] >= wanted.group_count)
+                keys.fail("be between -1 and " + std::to_string(wanted.group_count - 1) + ", got " +
+                          std::to_string(wanted.key_groups[t]));
     }
 
     // Query i stands at i + query_offset, a sum that must not overflow.
@@ -372,10 +418,12 @@ void bind_attention(nb::module_& module) {
              "Whether a term depends on i - j alone, so that its gradient is part of toeplitz_grad.")
         .def("forward", &AttentionBinding::forward, "instruction_set"_a,
              "Fills out, and row_max and row_sum if they are set. Returns False if a result is not finite.")
-        .def("forward_observed", &AttentionBinding::forward_observed, "instruction_set"_a, nb::kw_only(), "entropy"_a,
-             "peak"_a, "offset"_a, "distance"_a, "sink"_a, "local"_a, "peak_at"_a, "visible"_a, "map"_a,
+        .def("forward_observed", &AttentionBinding::forward_observed, "instruction_set"_a, nb::kw_only(),
+             "logit_max"_a, "entropy"_a, "peak"_a, "offset"_a, "distance"_a, "sink"_a, "local"_a,
+             "peak_at"_a, "visible"_a, "map"_a, "groups"_a.none() = nb::none(), "key_groups"_a.none() = nb::none(),
              "real_queries"_a.none() = nb::none(), "query_offset"_a, "sink_keys"_a, "local_radius"_a,
-             "Like forward. Also fills the row values [B, H, N] and adds to map [H, size, size] (in units of 2**-32).")
+             "Like forward. Also fills the row values [B, H, N], adds to map [H, size, size] (in units of 2**-32), and "
+             "fills groups [B, H, N, count], the weights on the groups of keys that key_groups [B or 1, M] names.")
         .def("second_pass", &AttentionBinding::second_pass, "instruction_set"_a, nb::kw_only(), "counted"_a,
              "query_offset"_a, "key_mass"_a.none() = nb::none(), "profile"_a.none() = nb::none(),
              "profile_rows"_a.none() = nb::none(), "top"_a.none() = nb::none(), "top_at"_a.none() = nb::none(),
@@ -384,7 +432,10 @@ void bind_attention(nb::module_& module) {
              "Adds each row's weight on the keys edges[t] <= j < edges[t + 1] to masses [B, H, N, bins].")
         .def("backward", &AttentionBinding::backward, "instruction_set"_a, nb::kw_only(), "grad_out"_a, "dq"_a, "dk"_a,
              "dv"_a, "delta"_a, "toeplitz_grad"_a.none() = nb::none(), "bias_grad"_a.none() = nb::none(),
-             "term_grads"_a, "Adds to the gradients, which the caller must fill with 0 first, and overwrites delta. "
+             "term_grads"_a, "grad_entropy"_a.none() = nb::none(), "entropy"_a.none() = nb::none(),
+             "grad_logit_max"_a.none() = nb::none(), "peak_at"_a.none() = nb::none(),
+             "contributed_keys"_a.none() = nb::none(), "contributed_map"_a.none() = nb::none(),
+             "Adds to the gradients and contributions, which the caller must fill with 0 first, and overwrites delta. "
              "Returns False if a gradient is not finite.");
 }
 

@@ -269,7 +269,7 @@ REGARD_INLINE void forward_block(const AttentionCall& call, int64_t j, int64_t c
         softmax.max[v] = row_max[v];
     }
     if (observed)
-        observe_weights(call, j, count, s, row_max, softmax.sum, state.observables);
+        observe_weights(call, state.head.b, j, count, s, row_max, softmax.sum, state.observables);
     else
         weigh_block(s, count, row_max, softmax.sum);
     if (max_rose && state.has_outputs) rescale_outputs(call, rescale, state);

@@ -31,11 +31,14 @@ struct ObservableSums {
     // [map_size, PW]: the weight on each bin of keys, and the maximum that this weight is relative to.
     float* bin_mass;
     float* bin_max;
+    // [group_count, PW]: the weight on each group of keys, relative to the running maximum.
+    float* group_mass;
+    int64_t group_count;
 };
 
-// How many floats of scratch memory the bins of one panel need.
+// How many floats of scratch memory the bins and the groups of one panel need.
 inline int64_t bin_floats(const AttentionCall& call) {
-    return call.observables ? 2 * call.observables->map_size * PW : 0;
+    return call.observables ? (2 * call.observables->map_size + call.observables->group_count) * PW : 0;
 }
 
 inline void init_observables(const AttentionCall& call, const Panel& panel, float* bins, ObservableSums& sums) {
@@ -55,12 +58,21 @@ inline void init_observables(const AttentionCall& call, const Panel& panel, floa
     sums.bin_mass = bins;
     sums.bin_max = bins + wanted.map_size * PW;
     std::fill(sums.bin_mass, sums.bin_max, 0.0f);
-    std::fill(sums.bin_max, sums.bin_max + wanted.map_size * PW, kLowest);
+    sums.group_mass = sums.bin_max + wanted.map_size * PW;
+    sums.group_count = wanted.group_count;
+    std::fill(sums.bin_max, sums.group_mass, kLowest);
+    std::fill(sums.group_mass, sums.group_mass + wanted.group_count * PW, 0.0f);
 }
 
 // Rescales all sums after the maximum has risen from `old_max` to `new_max`; rescale = e^(old_max − new_max).
 REGARD_INLINE void rescale_observables(ObservableSums& sums, const Floats* old_max, const Floats* new_max,
                                        const Floats* row_sum, const Floats* rescale) {
+    for (int64_t group = 0; group < sums.group_count; group++)
+#pragma GCC unroll 4
+        for (int v = 0; v < NR; v++) {
+            float* mass = sums.group_mass + group * PW + v * W;
+            store(mass, load(mass) * rescale[v]);
+        }
 #pragma GCC unroll 4
     for (int v = 0; v < NR; v++) {
         // Clamped, because the difference may overflow to −inf where rescale is 0, and 0 · inf is NaN.
@@ -122,6 +134,32 @@ REGARD_INLINE void observe_near_and_first(const AttentionCall& call, int64_t j, 
         for (int v = 0; v < NR; v++) sums.sink[v] += load(weights + key * PW + v * W);
 }
 
+// Adds the weights of keys j … j + count − 1 to the groups of their keys. Neighbouring keys of one group are added up in
+// registers: groups of text are often long runs.
+REGARD_INLINE void observe_groups(const AttentionCall& call, int64_t b, int64_t j, int64_t count, const float* weights,
+                                  ObservableSums& sums) {
+    const Observables& wanted = *call.observables;
+    const int64_t* groups = wanted.key_groups + b * wanted.key_groups_batch_stride + j;
+    for (int64_t key = 0; key < count;) {
+        const int64_t group = groups[key];
+        if (group < 0) {
+            key++;
+            continue;
+        }
+        Floats run_sum[NR];
+#pragma GCC unroll 4
+        for (int v = 0; v < NR; v++) run_sum[v] = load(weights + key * PW + v * W);
+        for (key++; key < count && groups[key] == group; key++)
+#pragma GCC unroll 4
+            for (int v = 0; v < NR; v++) run_sum[v] += load(weights + key * PW + v * W);
+#pragma GCC unroll 4
+        for (int v = 0; v < NR; v++) {
+            float* mass = sums.group_mass + group * PW + v * W;
+            store(mass, load(mass) + run_sum[v]);
+        }
+    }
+}
+
 // The first key after a bin of the map. Key j is in bin ⌊j·size/M⌋.
 REGARD_INLINE int64_t end_of_bin(const AttentionCall& call, int64_t bin) {
     const int64_t size = call.observables->map_size;
@@ -158,8 +196,9 @@ REGARD_INLINE void weigh_keys(int64_t from, int64_t to, float* s, const Floats* 
         }
 }
 
-// Turns the logits of keys j … j + count − 1 into weights relative to `row_max`, and adds them to every sum.
-REGARD_INLINE void observe_weights(const AttentionCall& call, int64_t j, int64_t count, float* s,
+// Turns the logits of keys j … j + count − 1 of batch entry b into weights relative to `row_max`, and adds them to
+// every sum.
+REGARD_INLINE void observe_weights(const AttentionCall& call, int64_t b, int64_t j, int64_t count, float* s,
                                    const Floats* row_max, Floats* row_sum, ObservableSums& sums) {
     const int64_t bins = call.observables->map_size;
     // Weights are added to `block_sum` in the same order as in a call without observables, whatever the bins are:
@@ -205,6 +244,7 @@ REGARD_INLINE void observe_weights(const AttentionCall& call, int64_t j, int64_t
                 sums.distance[v] += load(s + key * PW + v * W) * max(delta, -delta);
             }
     observe_near_and_first(call, j, count, s, sums);
+    if (sums.group_count) observe_groups(call, b, j, count, s, sums);
 }
 
 // Adds the sums of `b` to those of `a`. Both are sums of the same panel, for two parts of its keys. The keys of b come
@@ -231,6 +271,8 @@ inline void merge_observables(const AttentionCall& call, const Floats* row_max, 
                                   load(b.bin_mass + t) * exp(load(b.bin_max + t) - bin_max));
         store(a.bin_max + t, bin_max);
     }
+    for (int64_t t = 0; t < a.group_count * PW; t += W)
+        store(a.group_mass + t, load(a.group_mass + t) + load(b.group_mass + t));
 }
 
 // Adds the panel's rows to the map, each times its `share`: 1/row_sum, or 0 for a row that is not counted. Sums are
@@ -273,6 +315,9 @@ inline void finish_observables(const AttentionCall& call, const HeadContext& hea
         if (head.hides) visible = sums.visible[v][l];
         const float sum = row_sum[v][l];
         const float inverse = sum == 0 ? 0.0f : 1 / sum;
+        for (int64_t group = 0; group < sums.group_count; group++)
+            wanted.groups[row * sums.group_count + group] = sums.group_mass[group * PW + lane] * inverse;
+        wanted.logit_max[row] = visible > 0 ? sums.peak[v][l] : kHidden;
         wanted.entropy[row] = sum == 0 ? 0.0f : std::log(sum) - sums.entropy_sum[v][l] * inverse;
         wanted.peak[row] = visible > 0 ? std::exp(sums.peak[v][l] - row_max[v][l]) * inverse : 0.0f;
         wanted.peak_at[row] = visible > 0 ? sums.peak_at[v][l] : -1;

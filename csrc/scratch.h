@@ -49,7 +49,7 @@ struct ForwardScratch : Scratch {
     float* keys;        // a block of keys as float32, if they are not float32 already
     float* values;
     float* rows;  // the rows of one panel as float32
-    float* bins;  // bins of the pooled map, for all panels of a tile
+    float* bins;  // bins of the pooled map and groups of keys, for all panels of a tile
     uint32_t* weight_pairs;  // [KEY_BLOCK / 2, PW] and [KEY_BLOCK / 2, E], if the call uses pairs (bf16_pairs.h)
     uint32_t* value_pairs;
     Floats nonfinite = Floats{};  // 0 while all numbers are finite; NaN in some lane after one that is not

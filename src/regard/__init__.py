@@ -17,6 +17,7 @@ from regard._version import __version__
 if TYPE_CHECKING:
     from regard import budget, claims, convolution, interp, masks, models, nn, parallel, plots, positions, training
     from regard._errors import RegardError
+    from regard._groups import Groups
     from regard._observables import Observation, Observe
     from regard._operator import attention, scaled_dot_product_attention
     from regard.interp import watch
@@ -38,6 +39,7 @@ __all__ = [
     "Causal",
     "Dense",
     "Grid",
+    "Groups",
     "Learned",
     "Observation",
     "Observe",
@@ -75,6 +77,7 @@ _SOURCES = {
     "Causal": "regard.masks",
     "Dense": "regard.masks",
     "Grid": "regard.positions",
+    "Groups": "regard._groups",
     "Learned": "regard.positions",
     "Observation": "regard._observables",
     "Observe": "regard._observables",

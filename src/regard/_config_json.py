@@ -36,6 +36,8 @@ CLASS_PREFIXES = {
     "smollm3": "SmolLM3",
     "stablelm": "StableLm",
     "t5": "T5",
+    "mt5": "MT5",
+    "umt5": "UMT5",
     "vit": "ViT",
 }
 
@@ -69,10 +71,6 @@ ACTIVATION_NAMES = {
 }
 
 
-# Names of classes in configs that were published before transformers had the class.
-OLD_CLASS_NAMES = {"MPTForCausalLM": "MptForCausalLM"}
-
-
 class MissingEntryError(RegardError):
     """An entry that a config needs is missing."""
 
@@ -97,7 +95,7 @@ class Config(dict[str, Any]):
         names = self.get("architectures") or [""]
         if not isinstance(names, list) or not isinstance(names[0], str):
             raise self.error("architectures", "it must be a list of names")
-        return OLD_CLASS_NAMES.get(names[0], names[0])
+        return names[0]
 
     def head_name(self, *names: str) -> str:
         """Return the task head of the architecture: its name without the model prefix, for example "ForCausalLM".
@@ -147,7 +145,8 @@ class Config(dict[str, Any]):
         if layer_types is None:
             first = self.integer("max_window_layers", 28, least=0)
             layer_types = ["full_attention"] * min(first, layers) + ["sliding_attention"] * max(0, layers - first)
-        valid = isinstance(layer_types, list) and all(x in choices for x in layer_types)
+        # A list or an object among the names cannot be looked up.
+        valid = isinstance(layer_types, list) and all(isinstance(x, str) and x in choices for x in layer_types)
         if not valid or len(layer_types) != layers:
             raise self.error("layer_types", f"it must name {layers} layers as {' or '.join(choices)}")
         return [choices[layer_type] for layer_type in layer_types]

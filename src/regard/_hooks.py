@@ -20,6 +20,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from regard._attribution import AttributedOutput, AttributionRequest
+from regard._errors import RegardError
 from regard._observables import Observation, Observe
 from regard._operator import attention
 from regard._running_modules import RunningModules
@@ -31,7 +33,7 @@ CROSS_ATTENTION_WORDS = ("cross", "encdec", "encoder_attn")
 CROSS_ATTENTION_PARTS = ("multihead_attn", "attn2")
 
 AttentionFunction = Callable[..., tuple[Tensor, Observation | None]]
-Compute = Callable[[Observe | None], tuple[Tensor, Observation | None]]
+Compute = Callable[[Observe | AttributionRequest | None], tuple[Tensor, Observation | None]]
 
 # How a call was observed: "attention" by regard's kernels, "weights" from the weights that the model itself computed.
 How = Literal["attention", "weights"]
@@ -97,8 +99,11 @@ class Observer:
     measure, ``after`` gets the measurement and may replace the output, and ``finish`` is called after all observers.
     ``reached`` numbers the module paths at which attention was computed, in the order of their first calls. ``unseen``
     are the paths at which attention was computed in a way that could not be observed. ``running`` knows which modules
-    run, if the observer's model is not one of regard's own.
+    run, if the observer's model is not one of regard's own. ``replays`` is True while a module runs that the observer
+    itself recomputes in backward: the observer then acts in the second run too.
     """
+
+    replays = False
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -111,8 +116,16 @@ class Observer:
         """Whether the calls at a module path are observed. Pure: the same path always gets the same answer."""
         return True
 
+    def replaces(self, path: str, number: int) -> bool:
+        """Whether ``after`` replaces the output of heads at a module path. Pure, as ``select`` is."""
+        return False
+
     def before(self, call: AttentionCall) -> Observe | None:
         """What to measure in this call; None measures nothing."""
+        return None
+
+    def attribution(self, call: AttentionCall) -> AttributionRequest | None:
+        """What the backward pass of this call collects; None collects nothing."""
         return None
 
     def after(self, call: AttentionCall, out: Tensor, observation: Observation | None) -> Tensor:
@@ -194,11 +207,20 @@ def run_attention(
     if queries is None and isinstance(mask, Mask):
         queries = mask.real_queries(n, m)
 
-    def compute(request: Observe | None) -> tuple[Tensor, Observation | None]:
-        if request is None:
+    def compute(request: Observe | AttributionRequest | None) -> tuple[Tensor, Observation | None]:
+        if isinstance(request, AttributionRequest) and own_output is None:
+            attributed: Any = request
+            out: Any = attention(q, k, v, observe=attributed, **options)
+            return out, None
+        if not isinstance(request, Observe):
             if own_output is not None:
                 return own_output, None
             return attention(q, k, v, **options), None
+        if request.differentiable and own_output is not None:
+            raise RegardError(
+                "Observe(differentiable=True) does not work where gradient checkpointing runs torch's own attention; "
+                "use a model that runs on regard's attention, or switch checkpointing off"
+            )
         tensors = {"q": q, "k": _kept_keys(k, request), "v": v}
         if copies and request.keep:
             tensors |= {"q": q.clone(), "k": k.clone()}
@@ -223,12 +245,14 @@ def observe_weights(
     out: Tensor,
     *,
     measure: bool = True,
+    weights: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     """Measure weights that a model computed itself, and return the output that it goes on with.
 
     - ``measure``: False if they were measured before.
     - ``scores [B, H, n, m]``: the logarithms of the weights, up to a constant per row; −inf hides a key.
     - ``v [B, G, m, e]``: the values. ``out [B, H, n, e]``: the output of the heads.
+    - ``weights``: returns the weights ``[B, H, n, m]`` that v was multiplied by, for attribution.
     """
     B, H, n, m = scores.shape
     # Scale 0 leaves the bias alone: the scores are those of the model.
@@ -238,9 +262,18 @@ def observe_weights(
     no_queries = scores.new_zeros(1, 1, 1, 1).expand(B, H, n, 1)
     no_keys = scores.new_zeros(1, 1, 1, 1).expand(B, 1, m, 1)
 
-    def compute(request: Observe | None) -> tuple[Tensor, Observation | None]:
-        if request is None:
+    def compute(request: Observe | AttributionRequest | None) -> tuple[Tensor, Observation | None]:
+        if isinstance(request, AttributionRequest) and weights is not None and torch.is_grad_enabled():
+            base = out if out.requires_grad else request.require_gradient(out)
+            attributed: Tensor = AttributedOutput.apply(request, base, weights().detach(), v.detach())
+            return attributed, None
+        if not isinstance(request, Observe):
             return out, None
+        if request.differentiable:
+            raise RegardError(
+                "Observe(differentiable=True) needs attention that regard computes, but this model computes the "
+                "weights itself; use a model of regard or of transformers, or F.scaled_dot_product_attention"
+            )
         with torch.no_grad():
             _, observation = attention(no_queries, no_keys, no_keys, bias=scores, scale=0, observe=request)
         return out, observation
@@ -268,7 +301,7 @@ def _run_observers(
     out: Tensor | None = None
     first: Observation | None = None
 
-    def compute_own(request: Observe | None) -> tuple[Tensor, Observation | None]:
+    def compute_own(request: Observe | AttributionRequest | None) -> tuple[Tensor, Observation | None]:
         with own_computation():
             return compute(request)
 
@@ -289,6 +322,12 @@ def _run_observers(
                 rows = observer.running.real_queries(*sizes)
             call = AttentionCall(path=path, number=number, cross=is_cross, queries=rows, **arguments)
             calls.append((observer, call))
+
+    # Contributions are collected where the output was computed that the model goes on with.
+    for observer, call in calls:
+        attribution = observer.attribution(call)
+        if attribution is not None:
+            out, _ = compute_own(attribution)
 
     for observer, call in calls:
         request = observer.before(call) if measure else None

@@ -4,6 +4,7 @@ Row values, ``[B, H, n]`` each (δ = j − (i + o), the position of a key relati
 option ``Observe.offset``):
 
     lse      log Σ_j exp s_ij, sinks included            entropy   lse − Σ_j A_ij s_ij − A_sink·sink   (nats)
+    logit_max  the largest s_ij of a visible key, without sinks
     peak     max_j A_ij                                  peak_at   the lowest j with that weight; −1 in an empty row
     offset   Σ_j A·δ                                     distance  Σ_j A·|δ|   (on a grid: Euclidean, in cells)
     sink     Σ_{j < S} A                                 local     Σ_{|δ| ≤ r} A   (on a grid: within r cells)
@@ -20,29 +21,38 @@ Values per head, over the rows that count, and the largest weights:
                         2-D on a grid
     top      [B, H, n, k] the k largest weights of a row, and ``top_at``, their keys. Among equal weights the lower key
                         is first. If a row sees fewer than k keys, the rest is 0 and −1
+    groups   [B, H, n, C] the weight of a row on each group of keys (``Groups``): Σ_{j in group c} A_ij
 
 Edge cases: if the scores of two keys differ only by rounding error, it is not specified whether they tie. With learned
 sinks the entropy is that of the distribution over all keys and the sink together. An empty row (one that sees no key)
-has lse −inf and peak_at −1; its other values are 0. With ``scale=inf`` only the keys with the row's largest q·k have
-weight. Their score s_ij is their bias alone, 0 without a bias.
+has lse and logit_max −inf and peak_at −1; its other values are 0. With ``scale=inf`` only the keys with the row's
+largest q·k have weight. Their score s_ij is their bias alone, 0 without a bias.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, fields
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from regard._checks import as_lengths, as_tensor, can_read_values, check_integer, is_integer_dtype
+from regard._checks import as_lengths, as_tensor, can_read_values, check_integer, describe_value, is_integer_dtype
 from regard._devices import widest
 from regard._errors import RegardError, RegardTypeError
+from regard._groups import Groups, group_map
+from regard._merge_observations import merge_pair
 from regard._register_pytree import register_pytree
 from regard._shapes import resolve_offset
 
-ROW_VALUES = ("lse", "entropy", "peak", "peak_at", "offset", "distance", "sink", "local", "visible")
+ROW_VALUES = (
+    *("lse", "logit_max", "entropy", "peak", "peak_at"),
+    *("offset", "distance", "sink", "local", "visible"),
+)
+
+# The row values that keep their graph with ``Observe(differentiable=True)``.
+DIFFERENTIABLE = ("entropy", "logit_max")
 
 LARGEST = 2**31  # the largest accepted number in Observe, and the largest number of a head
 
@@ -69,6 +79,9 @@ class Observe:
     - ``keep``: True stores q, k and the options, so that exact weights can be computed later. The tensors are not
       copied: do not change q and k in place.
     - ``heads``: measure only these heads; the others run at full speed. Results contain the heads in this order.
+    - ``groups``: ``Groups`` of keys, for the weight of each row on each group; None disables it.
+    - ``differentiable``: True: ``entropy`` and ``logit_max`` keep their graph, so that a loss may contain them. Their
+      exact gradients reach q, k, biases, tables and sinks. Of equal largest logits the one at ``peak_at`` counts.
 
     >>> q = torch.randn(1, 4, 100, 8)  # 4 heads
     >>> out, observation = regard.attention(q, q, q, observe=Observe(map=10, top=3, heads=(2,)))
@@ -87,8 +100,12 @@ class Observe:
     queries: Tensor | Sequence[int] | None = None
     keep: bool = False
     heads: tuple[int, ...] | None = None
+    groups: Groups | None = None
+    differentiable: bool = False
 
     def __post_init__(self) -> None:
+        if self.groups is not None and not isinstance(self.groups, Groups):
+            raise RegardTypeError(f"Observe groups must be a regard.Groups, got {describe_value(self.groups)}")
         if self.heads is not None:
             if not isinstance(self.heads, tuple) or not self.heads:
                 raise RegardError(f"Observe heads must be a tuple of integers, e.g. (0, 3), got {self.heads!r}")
@@ -108,6 +125,8 @@ class Observe:
                 check_integer("Observe grid sides", side, least=1, most=LARGEST)
         if isinstance(self.profile, tuple) and (self.grid is None or len(self.profile) != 2):
             raise RegardError(f"Observe profile={self.profile} needs grid=(height, width); on a line give one radius")
+        if not isinstance(self.differentiable, bool):
+            raise RegardTypeError(f"Observe differentiable must be True or False, got {self.differentiable!r}")
         for radius in self.profile_radii():
             check_integer("Observe profile", radius, most=LARGEST)
 
@@ -161,8 +180,10 @@ class Observation:
 
     The row values and the values per head are attributes with these names and shapes; None means not measured:
 
-    - ``lse, entropy, peak, peak_at, offset, distance, sink, local, visible``: row values ``[B, H, n]``.
+    - ``lse, logit_max, entropy, peak, peak_at, offset, distance, sink, local, visible``: row values,
+      ``[B, H, n]``.
     - ``key_mass [H, m]``, ``map [H, g, g]``, ``profile [H, 2r + 1]``, ``top`` and ``top_at [B, H, n, k]``.
+    - ``groups [B, H, n, C]``: the weight of each row on each group of ``observe.groups``.
     - ``counted [B, H, n]``: True for the rows that count (a real query that sees at least one key). ``rows [H]``: the
       number of these rows per head.
     - ``map_rows [H, g]``, ``profile_rows``: how many rows were averaged for each row bin of the map, and for
@@ -176,7 +197,7 @@ class Observation:
     >>> x = torch.eye(4).reshape(1, 1, 4, 4)
     >>> _, observation = regard.attention(x, x, x, mask=regard.Causal(), scale=0, observe=Observe(map=2))
     >>> observation
-    Observation of 4 queries and 4 keys: rows [1], lse [1, 1, 4], entropy [1, 1, 4], ... map [1, 2, 2], map_rows [1, 2]
+    Observation of 4 queries and 4 keys: rows [1], lse [1, 1, 4], ... map [1, 2, 2], map_rows [1, 2]
     >>> observation.map[0]  # the first two rows see the first two keys alone
     tensor([[1.0000, 0.0000],
             [0.5833, 0.4167]])
@@ -187,6 +208,7 @@ class Observation:
     m: int | None
     rows: Tensor
     lse: Tensor | None = None
+    logit_max: Tensor | None = None
     entropy: Tensor | None = None
     peak: Tensor | None = None
     peak_at: Tensor | None = None
@@ -203,6 +225,7 @@ class Observation:
     profile_rows: Tensor | None = None
     top: Tensor | None = None
     top_at: Tensor | None = None
+    groups: Tensor | None = None
     value_norm: Tensor | None = None
     saved_calls: tuple[SavedCallProtocol, ...] = ()
 
@@ -239,21 +262,51 @@ class Observation:
     def mean(self, name: str) -> Tensor:
         """Return the mean of a row value over the rows that count, ``[H]`` (NaN for a head without such rows).
 
+        ``"groups"`` gives the mean weight on each group, ``[H, C]``.
+
         >>> x = torch.randn(1, 2, 5, 3)
         >>> _, observation = regard.attention(x, x, x, mask=regard.Causal(), observe=Observe())
         >>> observation.mean("visible")  # 1 + 2 + 3 + 4 + 5 keys, over 5 rows
         tensor([3., 3.], dtype=torch.float64)
         """
-        values = getattr(self, name) if name in ROW_VALUES else None
+        names = (*ROW_VALUES, "groups")
+        values = getattr(self, name) if name in names else None
         if values is None or self.counted is None:
-            known = [row_value for row_value in ROW_VALUES if getattr(self, row_value) is not None]
+            known = [row_value for row_value in names if getattr(self, row_value) is not None]
             available = ", ".join(known) or "none, because calls of unequal n were merged"
             raise RegardError(f"there is no row value {name!r} here; available: {available}")
         counted = self.counted
         if name == "distance" and self.observe.grid is not None:
             counted = counted & self._on_grid()  # the row of a class token has no distance
+        if name == "groups":
+            counted = counted.unsqueeze(-1)
         total = torch.where(counted, widest(values), 0).sum((0, 2))
         return total / counted.sum((0, 2))
+
+    def group_map(self, queries: Groups | None = None) -> Tensor:
+        """Return the mean weight of the rows of each group on each group, ``[H, C, C]``, measured with ``groups``.
+
+        Row a is the mean over the counted queries of group a; it is NaN if there is none.
+
+        - ``queries``: the groups of the queries; by default query i is in the group of key i + offset (``Observe``).
+          Cross-attention needs them, because its queries are of another sequence than its keys.
+
+        >>> groups = regard.Groups({"first": slice(0, 2), "rest": slice(2, 4)})
+        >>> x = torch.zeros(1, 1, 4, 2)
+        >>> _, observation = regard.attention(x, x, x, mask=regard.Causal(), observe=Observe(groups=groups))
+        >>> observation.group_map()[0]  # rows 0 and 1 see the group "first" alone
+        tensor([[1.0000, 0.0000],
+                [0.5833, 0.4167]], dtype=torch.float64)
+        """
+        groups = self.observe.groups
+        values = self.groups
+        counted = self.counted
+        if groups is None or values is None or counted is None or self.n is None or self.m is None:
+            raise RegardError(
+                "group_map needs Observe(groups=…), and calls that can be joined: equal n, and known keys"
+            )
+        offset = resolve_offset(self.n, self.m, self.observe.offset)
+        return group_map(values, counted, groups, self.m, offset, queries)
 
     def _on_grid(self) -> Tensor:
         """Return which query rows are cells of the grid, bool ``[n]``."""
@@ -267,8 +320,9 @@ class Observation:
         """Merge this observation with others into one observation of all calls.
 
         Row values are concatenated along the batch. Values per head are averaged, weighted by the number of rows that
-        count. All calls must have the same ``Observe`` options and the same number of heads. If n or m differ, only
-        maps and profiles are merged; the other values become None.
+        count. All calls must have the same ``Observe`` options and the same number of heads; groups may have other
+        keys if their names are the same. If n or m differ, only maps and profiles are merged; the other values become
+        None.
 
         >>> short, long = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 11, 3)
         >>> first, second = (regard.attention(x, x, x, observe=Observe(map=4))[1] for x in (short, long))
@@ -280,7 +334,7 @@ class Observation:
         for other in others:
             if not isinstance(other, Observation):
                 raise RegardTypeError(f"an observation merges with observations, got {type(other).__name__}")
-            merged = _merge(merged, other)
+            merged = merge_pair(merged, other, ROW_VALUES)
         return merged
 
     def weights(self, head: int, rows: Index = None, keys: Index = None, *, batch: int = 0) -> Tensor:
@@ -391,42 +445,3 @@ def index_tensor(index: Index, size: int, name: str) -> Tensor:
     if bool(((indices < -size) | (indices >= size)).any()):
         raise RegardError(f"{name} must be within 0 … {size - 1}, got {index!r}")
     return torch.where(indices < 0, indices + size, indices)
-
-
-def _merge(a: Observation, b: Observation) -> Observation:
-    if a.observe != b.observe:
-        raise RegardError(
-            f"only observations with the same Observe options can be merged, got {a.observe} and {b.observe}"
-        )
-    if a.rows.shape != b.rows.shape:
-        heads = f"{a.rows.shape[0]} and {b.rows.shape[0]}"
-        raise RegardError(f"only observations with equal numbers of heads merge, got {heads}")
-    same_size = a.n is not None and (a.n, a.m) == (b.n, b.m)
-    merged: dict[str, Any] = {}
-
-    # Values with a batch dimension are concatenated if n and m are equal; otherwise they have no common shape.
-    for name in (*ROW_VALUES, "counted", "top", "top_at", "value_norm"):
-        values = [getattr(a, name), getattr(b, name)]
-        merged[name] = None
-        if same_size and all(value is not None for value in values):
-            merged[name] = torch.cat(values)
-
-    # Means over rows are weighted by the number of their rows.
-    for name, counts in (("key_mass", "rows"), ("map", "map_rows"), ("profile", "profile_rows")):
-        merged[name] = _weighted_mean(getattr(a, name), getattr(b, name), getattr(a, counts), getattr(b, counts))
-    for name in ("rows", "map_rows", "profile_rows"):
-        counts_a = getattr(a, name)
-        merged[name] = None if counts_a is None else counts_a + getattr(b, name)
-    if not same_size:
-        merged |= {"n": None, "m": None, "key_mass": None}
-    return replace(a, **merged, saved_calls=a.saved_calls + b.saved_calls)
-
-
-def _weighted_mean(x: Tensor | None, y: Tensor | None, x_count: Tensor, y_count: Tensor) -> Tensor | None:
-    """``(x·x_count + y·y_count) / (x_count + y_count)``; counts broadcast over the last dimensions of x."""
-    if x is None or y is None or x.shape != y.shape:
-        return None
-    missing = [1] * (x.ndim - x_count.ndim)
-    x_weight = x_count.to(x.dtype).reshape(*x_count.shape, *missing)
-    y_weight = y_count.to(x.dtype).reshape(*y_count.shape, *missing)
-    return (x_weight * x + y_weight * y) / (x_weight + y_weight).clamp(min=1)

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from regard._attribution import AttributionRequest
 from regard._checks import check_number, check_probability, check_tensor, is_tracing
 from regard._devices import draw_seed, move_to
 from regard._errors import RegardError, RegardTypeError
 from regard._lowered_scores import Bias, RelativeTerm, Scores
-from regard._observables import Observation, Observe
+from regard._observables import DIFFERENTIABLE, Observation, Observe
 from regard._saved_call import SavedCall
 from regard._shapes import Shape, attention_shape, broadcasts, flatten_batch, flatten_scores_like
 from regard.kernels import observe_some_heads, ops, zero_scale
@@ -150,6 +151,11 @@ def attention(
         if len(shape.batch) == 1:
             return out
         return out.reshape(*shape.batch, shape.heads, shape.n, shape.e)
+    request: object = observe
+    if isinstance(request, AttributionRequest):
+        # Only ``regard._hooks`` passes one, for ``regard.interp.attribute``.
+        out = ops.attributed_attention(q, k, v, scores, kernel, request)
+        return out.reshape(*shape.batch, shape.heads, shape.n, shape.e)
     if not isinstance(observe, Observe):
         raise RegardTypeError(f"observe must be a regard.Observe, got {type(observe).__name__}")
     real_queries = find_real_queries(observe, mask, shape, q.device)
@@ -161,11 +167,18 @@ def observe_lowered(
     q: Tensor, k: Tensor, v: Tensor, scores: Scores, kernel: str, observe: Observe, real_queries: Tensor | None
 ) -> tuple[Tensor, Observation]:
     """Compute the output ``[B, H, n, e]`` of a lowered call, and its observation."""
+    # The GPU kernels have no gradients of row values.
+    if observe.differentiable and kernel == "triton":
+        kernel = "reference"
     run = ops.observed_attention if observe.heads is None else observe_some_heads.observed_attention
-    out, row_max, row_sum, *values = run(q, k, v, scores, kernel, observe, real_queries)
+    request = observe
+    if observe.groups is not None:
+        request = replace(observe, groups=observe.groups.for_call(q.shape[0], k.shape[2], q.device))
+    out, row_max, row_sum, *values = run(q, k, v, scores, kernel, request, real_queries)
     measured = {}
     for name, value in zip(ops.observable_names(observe), values, strict=True):
-        measured[name] = value.detach()
+        kept = observe.differentiable and name in DIFFERENTIABLE
+        measured[name] = value if kept else value.detach()
     saved_calls: tuple[SavedCall, ...] = ()
     if observe.keep:
         # Detached: an observation must not keep the graph of the model alive.

@@ -51,15 +51,20 @@ class RunningModule:
     """A module that runs.
 
     - ``path``: its path in the model.
-    - ``batch_size``: the first dimension of its first tensor; None if it has none.
+    - ``sizes``: the shape of its first tensor; empty if it has none.
     - ``real``: which tokens are not padding, bool ``[B, n]``, as a model of transformers above it was told; None if
       all are, or if nothing says so.
     """
 
     path: str
     module: nn.Module
-    batch_size: int | None
+    sizes: tuple[int, ...]
     real: Tensor | None
+
+    @property
+    def batch_size(self) -> int | None:
+        """The first dimension of its first tensor; None if it has none."""
+        return self.sizes[0] if self.sizes else None
 
 
 class RunningModules(threading.local):
@@ -74,6 +79,11 @@ class RunningModules(threading.local):
     def innermost(self) -> RunningModule | None:
         """The module whose code runs now; None outside of the model."""
         return self.stack[-1] if self.stack else None
+
+    @property
+    def batch_size(self) -> int | None:
+        """The batch size of the innermost module; None if nothing says it."""
+        return self.stack[-1].batch_size if self.stack else None
 
     def real_queries(self, batch_size: int, n: int, m: int) -> Tensor | None:
         """Which query rows of a self-attention call are real, bool ``[B, n]``; None if all are or nothing says it."""
@@ -106,6 +116,22 @@ class RunningModules(threading.local):
         if batch_size and total % batch_size == 0:
             return total // batch_size
         return None
+
+    def may_have_batch_size(self, batch_size: int, heads: int) -> bool:
+        """Whether weights ``[batch_size, heads, n, m]`` fit the inputs of the modules that run.
+
+        A module may cut its input into windows, and the sequence may come first.
+        """
+        sizes = self.stack[-1].sizes if self.stack else ()
+        if not sizes or sizes[0] == batch_size:
+            return True
+        if sizes[0] == heads:
+            return False
+        if len(sizes) == 3 and sizes[1] == batch_size:
+            return True
+        if sizes[0] and batch_size % sizes[0] == 0:
+            return True
+        return batch_size == 1 or any(running.batch_size == batch_size for running in self.stack)
 
     def are_batch_and_heads(self, batch_size: int, heads: int) -> bool:
         """Whether two axes are the batch and the heads, in this order, as far as the module that runs says it."""
@@ -153,13 +179,13 @@ class RunningModules(threading.local):
         self, module: nn.Module, args: Any, kwargs: Any, path: str, mask_position: int | None, is_stack: bool
     ) -> None:
         outer = self.stack[-1].real if self.stack else None
-        batch_size = None
+        sizes: tuple[int, ...] = ()
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor) and value.ndim > 0:
-                batch_size = value.shape[0]
+                sizes = tuple(value.shape)
                 break
         real = _real_tokens(args, kwargs, mask_position, is_stack, outer)
-        self.stack.append(RunningModule(path, module, batch_size, real))
+        self.stack.append(RunningModule(path, module, sizes, real))
 
 
 def _named_head_count(module: nn.Module) -> int | None:

@@ -17,6 +17,8 @@ struct Call {
     int64_t M = 1;
     int64_t D = 1;
     int64_t E = 1;
+    int64_t group_count = 0;
+    std::vector<int64_t> key_groups;  // [B, M]: the group of each key, −1 for none
     std::vector<double> q;         // [B, H, N, D]
     std::vector<double> k;         // [B, G, M, D]
     std::vector<double> v;         // [B, G, M, E]
@@ -29,6 +31,9 @@ struct Call {
     std::vector<double> sinks;     // [H], or empty
     double scale = 1;
     double softcap = 0;
+    std::vector<double> grad_entropy;    // [B, H, N]: the gradient of a loss by the entropy of each row, or empty
+    std::vector<double> grad_logit_max;  // [B, H, N]: by the largest logit of each row, or empty
+    int64_t bins = 0;                    // of the map of contributions, per side
 };
 
 struct Result {
@@ -41,6 +46,11 @@ struct Result {
     std::vector<double> dq;
     std::vector<double> dk;
     std::vector<double> dv;
+    std::vector<double> groups;     // [B, H, N, group_count]
+    std::vector<double> logit_max;  // [B, H, N]
+    // Sums of the contributions A_ij · (grad_out_i · v_j): by key [B, H, M], and by cell of a map [B, H, bins, bins].
+    std::vector<double> contributed_keys;
+    std::vector<double> contributed_map;
 };
 
 inline double dot(const double* a, const double* b, int64_t count) {
@@ -58,6 +68,10 @@ inline Result attention(const Call& c) {
     r.dq.assign(c.q.size(), 0);
     r.dk.assign(c.k.size(), 0);
     r.dv.assign(c.v.size(), 0);
+    r.logit_max.assign(c.B * c.H * c.N, hidden);
+    r.groups.assign(c.B * c.H * c.N * c.group_count, 0);
+    r.contributed_keys.assign(c.B * c.H * c.M, 0);
+    r.contributed_map.assign(c.B * c.H * c.bins * c.bins, 0);
     std::vector<double> logits(c.M);
     std::vector<double> slopes(c.M);  // of the softcap
     std::vector<double> weights(c.M);
@@ -85,6 +99,7 @@ inline Result attention(const Call& c) {
                     largest = std::max(largest, s);
                 }
                 const double peak = largest;
+                r.logit_max[row] = peak;
                 if (!c.sinks.empty()) largest = std::max(largest, c.sinks[h]);
                 if (largest == hidden) continue;  // a row that sees nothing: zeros
 
@@ -104,12 +119,24 @@ inline Result attention(const Call& c) {
                         r.out[row * c.E + f] += weights[j] * c.v[(first_key + j) * c.E + f];
                 }
                 r.entropy[row] = entropy;
+                for (int64_t j = 0; j < c.M && c.group_count; j++) {
+                    const int64_t group = c.key_groups[b * c.M + j];
+                    if (group >= 0) r.groups[row * c.group_count + group] += weights[j];
+                }
 
                 const double* grad = c.grad_out.data() + row * c.E;
                 const double delta = dot(grad, r.out.data() + row * c.E, c.E);
                 for (int64_t j = 0; j < c.M; j++) {
                     const double grad_weight = dot(grad, c.v.data() + (first_key + j) * c.E, c.E);
-                    const double ds = weights[j] * (grad_weight - delta) * slopes[j] * c.scale;
+                    const double contribution = weights[j] * grad_weight;
+                    r.contributed_keys[(b * c.H + h) * c.M + j] += contribution;
+                    const int64_t cell = i * c.bins / c.N * c.bins + j * c.bins / c.M;
+                    if (c.bins > 0) r.contributed_map[(b * c.H + h) * c.bins * c.bins + cell] += contribution;
+                    double dlogit = weights[j] * (grad_weight - delta);
+                    if (!c.grad_entropy.empty() && weights[j] > 0)
+                        dlogit -= c.grad_entropy[row] * weights[j] * (logits[j] - lse + entropy);
+                    if (!c.grad_logit_max.empty() && logits[j] == peak && peak > hidden) dlogit += c.grad_logit_max[row];
+                    const double ds = dlogit * slopes[j] * c.scale;
                     for (int64_t t = 0; t < c.D; t++) {
                         r.dq[row * c.D + t] += ds * c.k[(first_key + j) * c.D + t];
                         r.dk[(first_key + j) * c.D + t] += ds * q[t];

@@ -73,8 +73,10 @@ struct Check {
 
     void compare(const char* what, const std::vector<double>& found, const std::vector<double>& expected) {
         double largest = 1;
-        for (double x : expected) largest = std::max(largest, 1 + std::abs(x));
+        for (double x : expected)
+            if (std::isfinite(x)) largest = std::max(largest, 1 + std::abs(x));
         for (size_t t = 0; t < expected.size(); t++) {
+            if (found[t] == expected[t]) continue;  // also −inf
             if (std::abs(found[t] - expected[t]) <= tolerance * largest) continue;  // false for NaN
             std::printf("%s: %s[%zu] must be %.9g, got %.9g\n", name.c_str(), what, t, expected[t], found[t]);
             fine = false;
@@ -118,6 +120,12 @@ plain::Call random_call(std::mt19937& random, const int64_t (&sizes)[6], const O
     c.k = rounded(c.B * c.G * c.M * c.D);
     c.v = rounded(c.B * c.G * c.M * c.E);
     c.grad_out = rounded(c.B * c.H * c.N * c.E);
+    // Runs of keys and single ones; some keys are in no group, and the last group is empty.
+    c.group_count = 5;
+    for (int64_t t = 0; t < c.B * c.M; t++) {
+        const bool continues = t % c.M && random() % 2;
+        c.key_groups.push_back(continues ? c.key_groups.back() : static_cast<int64_t>(random() % 5) - 1);
+    }
     c.scale = 1 / std::sqrt(static_cast<double>(c.D));
     if (options.causal)
         for (int64_t i = 0; i < c.N; i++) {
@@ -133,6 +141,9 @@ plain::Call random_call(std::mt19937& random, const int64_t (&sizes)[6], const O
     if (options.table) c.table = rounded_float(c.H * (c.N + c.M));
     if (options.sinks) c.sinks = rounded_float(c.H);
     if (options.softcap) c.softcap = 3;
+    c.grad_entropy = rounded_float(c.B * c.H * c.N);
+    c.grad_logit_max = rounded_float(c.B * c.H * c.N);
+    c.bins = 5;
     return c;
 }
 
@@ -200,7 +211,14 @@ void check_attention(const Kernels& kernels, plain::Call& c, Dtype dtype, Check&
     std::vector<int64_t> peak_at(rows);
     std::vector<int64_t> visible(rows);
     std::vector<int64_t> map(c.H * 25);
+    std::vector<float> logit_max(rows);
+    std::vector<float> groups(rows * c.group_count);
     Observables wanted;
+    wanted.logit_max = logit_max.data();
+    wanted.group_count = c.group_count;
+    wanted.groups = groups.data();
+    wanted.key_groups = c.key_groups.data();
+    wanted.key_groups_batch_stride = c.M;
     wanted.entropy = measured[0].data();
     wanted.peak = measured[1].data();
     wanted.offset = measured[2].data();
@@ -225,6 +243,8 @@ void check_attention(const Kernels& kernels, plain::Call& c, Dtype dtype, Check&
     distances.tolerance = std::max(check.tolerance, 1e-4);
     distances.compare("distance", as_double(measured[3]), expected.distance);
     check.fine = distances.fine;
+    check.compare("largest logits", as_double(logit_max), expected.logit_max);
+    check.compare("groups", as_double(groups), expected.groups);
 
     std::vector<uint8_t> counted(rows, 1);
     std::vector<int64_t> key_mass(c.H * c.M);
@@ -247,10 +267,23 @@ void check_attention(const Kernels& kernels, plain::Call& c, Dtype dtype, Check&
     gradients.dv = dv.data();
     gradients.delta = delta.data();
     gradients.terms.resize(call.terms.size());
+    const std::vector<float> grad_entropy(c.grad_entropy.begin(), c.grad_entropy.end());
+    const std::vector<float> grad_logit_max(c.grad_logit_max.begin(), c.grad_logit_max.end());
+    std::vector<float> contributed_keys(c.B * c.H * c.M);
+    std::vector<float> contributed_map(c.B * c.H * c.bins * c.bins);
+    gradients.grad_entropy = grad_entropy.data();
+    gradients.entropy = wanted.entropy;
+    gradients.grad_logit_max = grad_logit_max.data();
+    gradients.peak_at = peak_at.data();
+    gradients.contributed_keys = contributed_keys.data();
+    gradients.contributed_map = contributed_map.data();
+    gradients.contributed_bins = c.bins;
     if (!kernels.backward(call, gradients)) check.compare("finite gradients", {0}, {1});
     check.compare("dq", as_double(dq), expected.dq);
     check.compare("dk", as_double(dk), expected.dk);
     check.compare("dv", as_double(dv), expected.dv);
+    check.compare("contributions of keys", as_double(contributed_keys), expected.contributed_keys);
+    check.compare("contributions by cell", as_double(contributed_map), expected.contributed_map);
 }
 
 void check_linear(const Kernels& kernels, std::mt19937& random, Dtype dtype, Check& check) {

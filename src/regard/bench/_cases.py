@@ -17,7 +17,7 @@ from regard._devices import CPU, describe_device
 from regard._errors import RegardError
 from regard.bench._instruction_set_cases import instruction_set_cases
 from regard.bench._model_cases import model_cases
-from regard.bench._observation_cases import observation_cases
+from regard.bench._observation_cases import group_cases, observation_cases
 from regard.bench._operator_cases import operator_cases
 from regard.bench._race import Case, Measurement, race
 from regard.budget._allocation_profiler import measure_allocations
@@ -27,6 +27,7 @@ GROUPS = {
     "operator": operator_cases,
     "instructions": instruction_set_cases,
     "watching": observation_cases,
+    "groups": group_cases,
     "models": model_cases,
 }
 PEERS = ("transformers", "onnxruntime", "openvino")

@@ -35,6 +35,10 @@ best set is slower than a weaker one by more than noise: the larger of 5% and th
 Ours measures the row values (entropy, distance, peak …) of every head and a 64 × 64 map. The other keeps the n × n
 weights, as `output_attentions=True` does, and computes the entropy from them, for one layer also the map. "Not watched"
 is the same call without observing.""",
+    "groups": """## Groups of keys
+
+An observed call that also measures the weight of each row on 8 groups, whose keys are interleaved (ours) or 8 runs, and
+the same call without groups. `regard bench` fails if groups add more than 4% on a CPU, beyond noise.""",
     "models": """## Models
 
 Models of this library against `transformers` (with SDPA) on the same weights, which are random, in the sizes of MiniLM

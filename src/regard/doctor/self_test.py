@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard._devices import CPU
+from regard._groups import Groups
 from regard._lowered_scores import Bias
 from regard._observables import Observe
 from regard._operator import attention
@@ -32,7 +33,7 @@ SIZES = (1, 2, 3, 5, 13, 16, 17, 31, 64, 65, 127)
 WIDTHS = (1, 3, 8, 16, 17, 33, 64)
 
 # Observables compared together, because their scale is the same: weights; distances and entropies (tokens, nats).
-WEIGHT_OBSERVABLES = ("peak", "sink", "local", "map", "key_mass", "profile")
+WEIGHT_OBSERVABLES = ("peak", "sink", "local", "map", "key_mass", "profile", "groups")
 DISTANCE_OBSERVABLES = ("entropy", "offset", "distance")
 
 AnyBias = Bias | Tensor | None
@@ -271,7 +272,8 @@ def _observables(case: Case, dtype: torch.dtype, backend: str, device: torch.dev
     q, k, v, bias = _inputs(case, torch.float32, dtype, device)
     # Count all rows: otherwise a Padding in the mask would exclude some.
     queries = torch.ones(2, q.shape[2], dtype=torch.bool)
-    observe = Observe(map=5, profile=3, key_mass=True, sink=2, local=2, queries=queries)
+    groups = Groups(torch.arange(k.shape[2]) % 4 - 1, names=("a", "b", "c"))
+    observe = Observe(map=5, profile=3, key_mass=True, sink=2, local=2, queries=queries, groups=groups)
     _, observation = attention(q, k, v, mask=case.mask, bias=bias, observe=observe, backend=backend)
     return {name: getattr(observation, name).cpu() for name in (*WEIGHT_OBSERVABLES, *DISTANCE_OBSERVABLES)}
 

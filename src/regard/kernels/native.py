@@ -25,6 +25,7 @@ from regard._shapes import aligned, resolve_offset
 from regard.kernels import reference
 from regard.kernels import reference_observables as measure
 from regard.kernels.reference import Forward, Gradients
+from regard.kernels.row_values import Contributions, RowValueGradients
 
 # Without --no-cache-dir, pip would install the cached package again, which has no compiled module.
 INSTALL = "install regard again with pip's --no-cache-dir --force-reinstall --no-deps and a C++17 compiler"
@@ -236,7 +237,7 @@ _INTEGER_ROWS = ("peak_at", "visible")
 def observed(
     q: Tensor, k: Tensor, v: Tensor, scores: Scores, observe: Observe, real: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """``forward`` and every observable: row values and the map in the same pass, the rest in a second one.
+    """``forward`` and every observable: row values, groups and map in the same pass, the rest in a second one.
 
     The reference measures on a grid, and if a result is not finite.
     """
@@ -252,12 +253,17 @@ def observed(
         values[name] = torch.empty(B, H, n, dtype=torch.int64)
     map_sums = torch.zeros(H, observe.map, observe.map, dtype=torch.int64)
     query_offset = resolve_offset(n, m, observe.offset)
+    groups: dict[str, Tensor] = {}
+    if observe.groups is not None:
+        groups["groups"] = torch.empty(B, H, n, len(observe.groups), dtype=torch.float32)
+        groups["key_groups"] = observe.groups.labels
 
     call = _new_call(q, k, v, out, scores)
     call.set_row_sums(row_max=row_max, row_sum=row_sum)
     finite = call.forward_observed(
         instruction_set(),
         **values,
+        **groups,
         map=map_sums,
         real_queries=None if real is None else real.contiguous(),
         query_offset=query_offset,
@@ -266,6 +272,8 @@ def observed(
     )
     if not finite:
         return reference.observed(q, k, v, scores, observe, real)
+    if observe.groups is not None:
+        values["groups"] = groups["groups"]
 
     # A row counts if it sees a key and is not padding. Means over rows divide by the rows that count.
     counted = values["visible"] > 0
@@ -329,7 +337,16 @@ def bin_masses(q: Tensor, k: Tensor, row_max: Tensor, row_sum: Tensor, scores: S
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Forward, scores: Scores, *, biases: bool = True
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    result: Forward,
+    scores: Scores,
+    *,
+    biases: bool = True,
+    row_values: RowValueGradients | None = None,
+    attribution: int | None = None,
 ) -> Gradients:
     """Gradients of all inputs, as ``reference.backward``."""
     out, row_max, row_sum = result
@@ -358,6 +375,15 @@ def backward(
             if toeplitz_grad is None:
                 toeplitz_grad = delta.new_zeros(B, H, n + m)
 
+    # Absent options cost one check per block of keys.
+    options = {}
+    if row_values is not None:
+        options = row_values.native_arguments()
+    if attribution is not None:
+        options["contributed_keys"] = delta.new_zeros(B, H, m)
+        if attribution:
+            options["contributed_map"] = delta.new_zeros(B, H, attribution, attribution)
+
     finite = call.backward(
         instruction_set(),
         grad_out=contiguous_rows(grad),
@@ -368,10 +394,14 @@ def backward(
         toeplitz_grad=toeplitz_grad,
         bias_grad=bias_grad,
         term_grads=term_grads,
+        **options,
     )
     if not finite and _reference_may_be_finite(scores, grad, q, k, v):
         # The reference needs its own row sums: with those of the kernel its weights would not add up to 1.
-        return reference.backward(grad, q, k, v, reference.forward(q, k, v, scores), scores, biases=biases)
+        result = reference.forward(q, k, v, scores)
+        return reference.backward(
+            *(grad, q, k, v, result, scores), biases=biases, row_values=row_values, attribution=attribution
+        )
 
     # The kernel's gradients have one part per head; those of broadcast inputs are the sums of the parts.
     if bias_grad is not None and scores.bias is not None:
@@ -385,9 +415,14 @@ def backward(
     sink_grad = None
     if scores.sinks is not None:
         # As in the reference, but with float32 sinks, because the kernel reads float32.
-        sink_grad = reference.sink_gradient(scores.sinks.float(), row_max, row_sum, delta.double())
-        sink_grad = sink_grad.to(scores.sinks.dtype)
-    return Gradients(dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), bias_grad, sink_grad, tables)
+        entropy = None if row_values is None else row_values.entropy
+        sums = (row_max, row_sum, delta.double())
+        sink_grad = reference.sink_gradient(scores.sinks.float(), *sums, entropy, row_values).to(scores.sinks.dtype)
+    gradients = Gradients(dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), bias_grad, sink_grad, tables)
+    if attribution is not None:
+        # The sum of a row's contributions is g·out, which the kernel has computed for the gradients.
+        gradients.contributions = Contributions(options["contributed_keys"], delta, options.get("contributed_map"))
+    return gradients
 
 
 def _new_bias_gradient(bias: Tensor, delta: Tensor) -> Tensor:

@@ -4,6 +4,8 @@
     regard::observed_attention  → out, row_max, row_sum, then the observables in the order of ``observable_names``
     regard::attention_backward  → gradients of q, k, v, then those of sinks, bias and tables that exist and are needed
 
+A loss may contain the output, and with ``Observe(differentiable=True)`` also ``entropy`` and ``logit_max``.
+
 Operators take plain arguments only; ``Scores.pack`` makes them. Calls that nothing traces or intercepts skip the
 dispatcher and pass the ``Scores`` object itself.
 """
@@ -11,19 +13,22 @@ dispatcher and pass the ``Scores`` object itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from regard._attribution import AttributionRequest
 from regard._checks import is_tracing
 from regard._lowered_scores import Scores, operator_schema
 from regard._observables import Observe
-from regard._shapes import resolve_offset
 from regard.kernels import native, reference, triton
+from regard.kernels.encoded_observe import decode_observe, encode_observe, key_groups
 from regard.kernels.reference import Forward, Gradients
 from regard.kernels.reference_observables import observable_names
+from regard.kernels.row_values import RowValueGradients
 from regard.kernels.score_tiles import full_precision, result_dtype, working_dtype
 
 _KERNELS: dict[str, Any] = {"native": native, "reference": reference, "triton": triton}
@@ -31,9 +36,12 @@ _KERNELS: dict[str, Any] = {"native": native, "reference": reference, "triton": 
 # The parameters of regard::attention: the tensors, the lowered options and the kernel.
 _PARAMETERS = ["Tensor q", "Tensor k", "Tensor v", *operator_schema(), "str backend"]
 _NAMES = [parameter.split()[-1] for parameter in _PARAMETERS]
-_OBSERVED_PARAMETERS = [*_PARAMETERS, "Tensor? real_queries", "SymInt[] observe"]
+_OBSERVED_PARAMETERS = [*_PARAMETERS, "Tensor? real_queries", "Tensor? key_groups", "SymInt[] observe"]
 _RESULTS = ["Tensor out", "Tensor row_max", "Tensor row_sum"]
-_BACKWARD_PARAMETERS = ["Tensor grad", *_PARAMETERS[:3], *_RESULTS, *_PARAMETERS[3:], "bool biases"]
+# What the gradients of row values need; None without them.
+_ROW_VALUES = ["Tensor? entropy=None", "Tensor? peak_at=None"]
+_ROW_VALUES += ["Tensor? grad_entropy=None", "Tensor? grad_logit_max=None"]
+_BACKWARD_PARAMETERS = ["Tensor grad", *_PARAMETERS[:3], *_RESULTS, *_PARAMETERS[3:], "bool biases", *_ROW_VALUES]
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------
@@ -46,7 +54,7 @@ def attention_output(q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: s
     if not can_skip_dispatcher(q, k, v, *learned):
         return attention_op(q, k, v, *scores.pack(), backend)[0]
     if _needs_gradients(q, k, v, *learned):
-        return _EagerAttention.apply(scores, backend, q, k, v, *learned)
+        return _EagerAttention.apply(scores, backend, None, q, k, v, *learned)
     with full_precision(q):
         return _KERNELS[backend].output(q, k, v, scores)
 
@@ -54,12 +62,30 @@ def attention_output(q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: s
 def observed_attention(
     q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: str, observe: Observe, real_queries: Tensor | None
 ) -> list[Tensor]:
-    """Compute out, row_max, row_sum and the observables. The operator is used as in ``attention_output``."""
+    """Compute out, row_max, row_sum and the observables. The operator is used as in ``attention_output``.
+
+    The groups of ``observe`` are those of this call (``Groups.for_call``).
+    """
     learned = scores.learned_tensors()
-    if can_skip_dispatcher(q, k, v, *learned) and not _needs_gradients(q, k, v, *learned):
+    if can_skip_dispatcher(q, k, v, *learned):
+        if _needs_gradients(q, k, v, *learned):
+            return list(_EagerObserved.apply(scores, backend, observe, real_queries, q, k, v, *learned))
         return _observed(q, k, v, scores, backend, observe, real_queries)
     encoded = encode_observe(observe, q.shape[2], k.shape[2])
-    return observed_op(q, k, v, *scores.pack(), backend, real_queries, encoded)
+    return observed_op(q, k, v, *scores.pack(), backend, real_queries, key_groups(observe), encoded)
+
+
+def attributed_attention(
+    q: Tensor, k: Tensor, v: Tensor, scores: Scores, backend: str, request: AttributionRequest
+) -> Tensor:
+    """Compute the output of attention. Its backward pass fills the request."""
+    learned = scores.learned_tensors()
+    request.sizes = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    # The GPU kernels do not collect contributions.
+    kernel = "reference" if backend == "triton" else backend
+    if torch.is_grad_enabled() and not _needs_gradients(q, k, v, *learned):
+        v = request.require_gradient(v)
+    return _EagerAttention.apply(scores, kernel, request, q, k, v, *learned)
 
 
 def _needs_gradients(*tensors: Tensor | None) -> bool:
@@ -82,30 +108,6 @@ def can_skip_dispatcher(*tensors: Tensor | None) -> bool:
     return True
 
 
-# --- Observe as operator arguments -----------------------------------------------------------------------------------
-
-
-def encode_observe(observe: Observe, n: int, m: int) -> list[int]:
-    """``observe`` as integers, for the operator; its ``queries`` are passed separately, as a tensor."""
-    # −1 stands for an axis without a radius, and a grid of 0 × 0 for none.
-    radii = (*observe.profile_radii(), -1, -1)[:2]
-    grid = observe.grid if observe.grid is not None else (0, 0)
-    offset = resolve_offset(n, m, observe.offset)
-    sizes = [observe.map, *radii, int(observe.key_mass), observe.top, observe.sink, observe.local]
-    return [*sizes, *grid, offset]
-
-
-def _decode_observe(encoded: Sequence[int]) -> Observe:
-    map_size, radius_y, radius_x, key_mass, top, sink, local, height, width, offset = encoded
-    profile: int | tuple[int, int] | None = None
-    if radius_x >= 0:
-        profile = (radius_y, radius_x)
-    elif radius_y >= 0:
-        profile = radius_y
-    grid = (height, width) if height else None
-    return Observe(map_size, profile, bool(key_mass), top, sink, local, grid, offset)
-
-
 # --- what the operators compute --------------------------------------------------------------------------------------
 
 
@@ -123,10 +125,25 @@ def _observed(
 
 
 def _backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, forward: Forward, scores: Scores, backend: str, biases: bool
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    forward: Forward,
+    scores: Scores,
+    backend: str,
+    biases: bool,
+    row_values: RowValueGradients | None = None,
+    attribution: int | None = None,
 ) -> Gradients:
+    # Not every kernel has these options; calls that need them were given to one that has.
+    options: dict[str, Any] = {}
+    if row_values is not None:
+        options["row_values"] = row_values
+    if attribution is not None:
+        options["attribution"] = attribution
     with full_precision(q):
-        return _KERNELS[backend].backward(grad, q, k, v, forward, scores, biases=biases)
+        return _KERNELS[backend].backward(grad, q, k, v, forward, scores, biases=biases, **options)
 
 
 def _attention_body(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,16 +153,27 @@ def _attention_body(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[T
 
 
 def _observed_body(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> list[Tensor]:
-    *packed, backend, real_queries, encoded = arguments
-    return _observed(q, k, v, Scores.unpack(packed), backend, _decode_observe(encoded), real_queries)
+    *packed, backend, real_queries, labels, encoded = arguments
+    return _observed(q, k, v, Scores.unpack(packed), backend, decode_observe(encoded, labels), real_queries)
 
 
 def _backward_body(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> list[Tensor]:
-    out, row_max, row_sum, *packed, backend, biases = arguments
+    (out, row_max, row_sum, *packed, backend, biases), row_values = _split_row_values(arguments)
     forward = Forward(out, row_max, row_sum)
-    gradients = _backward(grad, q, k, v, forward, Scores.unpack(packed), backend, biases)
+    gradients = _backward(grad, q, k, v, forward, Scores.unpack(packed), backend, biases, row_values)
     existing = (gradients.q, gradients.k, gradients.v, gradients.sinks, gradients.bias, *gradients.tables)
     return [x for x in existing if x is not None]
+
+
+def _split_row_values(arguments: Sequence[Any]) -> tuple[Sequence[Any], RowValueGradients | None]:
+    """The arguments of the backward operator after v: those that every call has, and the row values."""
+    # Arguments that have their default may be left out.
+    count = len(_BACKWARD_PARAMETERS) - len(_ROW_VALUES) - 4
+    values = arguments[count:]
+    if not values or values[0] is None:
+        return arguments[:count], None
+    entropy, peak_at, grad_entropy, grad_logit_max = [*values, None, None][: len(_ROW_VALUES)]
+    return arguments[:count], RowValueGradients(entropy, peak_at, grad_entropy, grad_logit_max)
 
 
 # --- shapes of the results, for fake tensors -------------------------------------------------------------------------
@@ -158,7 +186,7 @@ def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[T
 
 
 def _observed_fake(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> list[Tensor]:
-    observe = _decode_observe(arguments[-1])
+    observe = decode_observe(arguments[-1], arguments[-2])
     B, H, n, _ = q.shape
     m = k.shape[2]
     g = observe.map
@@ -173,6 +201,7 @@ def _observed_fake(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> list[Ten
         "profile_rows": ([H, *sides], torch.int64),
         "top": ([B, H, n, observe.top], exact),
         "top_at": ([B, H, n, observe.top], torch.int64),
+        "groups": ([B, H, n, len(observe.groups) if observe.groups is not None else 0], exact),
         "peak_at": ([B, H, n], torch.int64),
         "visible": ([B, H, n], torch.int64),
         "counted": ([B, H, n], torch.bool),
@@ -186,7 +215,7 @@ def _observed_fake(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> list[Ten
 
 
 def _backward_fake(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> list[Tensor]:
-    _out, _row_max, _row_sum, *packed, _backend, biases = arguments
+    (_out, _row_max, _row_sum, *packed, _backend, biases), _ = _split_row_values(arguments)
     scores = Scores.unpack(packed)
     inputs: list[Tensor | None] = [q, k, v, scores.sinks]
     if biases:
@@ -198,26 +227,66 @@ def _backward_fake(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: An
 
 
 def _save_call(
-    ctx: Any, q: Tensor, k: Tensor, v: Tensor, forward: Sequence[Tensor], scores: Scores, backend: str
+    ctx: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    forward: Sequence[Tensor],
+    scores: Scores,
+    backend: str,
+    measured: Sequence[Tensor] = (),
 ) -> None:
-    """Store what the backward pass needs, with the tensors of ``scores``, so that autograd detects changes in place."""
+    """Store what the backward pass needs, with the tensors of ``scores``, so that autograd detects changes in place.
+
+    ``measured``: entropy and peak_at, if a loss may contain row values.
+    """
     leaves, ctx.scores_spec = pytree.tree_flatten(scores)
-    ctx.save_for_backward(q, k, v, *forward, *leaves)
+    ctx.save_for_backward(q, k, v, *forward, *measured, *leaves)
+    ctx.measured_count = len(measured)
     ctx.backend = backend
     ctx.set_materialize_grads(False)
 
 
-def _saved_gradients(ctx: Any, grad: Tensor, needs_bias: bool, needs_tables: bool) -> Gradients:
+@dataclass
+class _OutputGradients:
+    """The gradients that reach a call, and what is collected on the way; None where the loss contains no such value."""
+
+    out: Tensor | None
+    entropy: Tensor | None = None
+    logit_max: Tensor | None = None
+    request: AttributionRequest | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.out is None and self.entropy is None and self.logit_max is None
+
+
+def _saved_gradients(ctx: Any, grads: _OutputGradients, needs_bias: bool, needs_tables: bool) -> Gradients:
     """The gradients of a call that ``_save_call`` stored."""
-    q, k, v, out, row_max, row_sum, *leaves = ctx.saved_tensors
-    scores: Scores = pytree.tree_unflatten(leaves, ctx.scores_spec)
+    q, k, v, out, row_max, row_sum, *rest = ctx.saved_tensors
+    measured = rest[: ctx.measured_count]
+    scores: Scores = pytree.tree_unflatten(rest[ctx.measured_count :], ctx.scores_spec)
     biases = needs_bias or needs_tables
+    grad = grads.out if grads.out is not None else torch.zeros_like(out)
+    row_values = None
+    if measured and (grads.entropy is not None or grads.logit_max is not None):
+        entropy, peak_at = measured
+        row_values = RowValueGradients(entropy, peak_at, grads.entropy, grads.logit_max)
     # Gradients are enabled here only if a second derivative is wanted, and only the operator refuses it.
     if not torch.is_grad_enabled() and can_skip_dispatcher(grad, q, k, v, *scores.learned_tensors()):
-        return _backward(grad, q, k, v, Forward(out, row_max, row_sum), scores, ctx.backend, biases)
+        attribution = None if grads.request is None else grads.request.map
+        forward = Forward(out, row_max, row_sum)
+        gradients = _backward(grad, q, k, v, forward, scores, ctx.backend, biases, row_values, attribution)
+        if grads.request is not None and gradients.contributions is not None:
+            sums = gradients.contributions
+            grads.request.store(sums.keys, sums.rows, sums.map)
+        return gradients
 
     # The operator returns a flat list that leaves out what does not exist.
-    results = iter(backward_op(grad, q, k, v, out, row_max, row_sum, *scores.pack(), ctx.backend, biases))
+    arguments = [grad, q, k, v, out, row_max, row_sum, *scores.pack(), ctx.backend, biases]
+    if row_values is not None:
+        arguments += [*measured, grads.entropy, grads.logit_max]
+    results = iter(backward_op(*arguments))
     gradients = Gradients(next(results), next(results), next(results))
     if scores.sinks is not None:
         gradients.sinks = next(results)
@@ -231,25 +300,93 @@ class _EagerAttention(torch.autograd.Function):
     """``regard::attention`` without the dispatcher: the same kernels, the same gradients."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Scores, backend: str, q: Tensor, k: Tensor, v: Tensor, *learned: Any) -> Tensor:
+    def forward(
+        ctx: Any,
+        scores: Scores,
+        backend: str,
+        request: AttributionRequest | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *learned: Any,
+    ) -> Tensor:
         result = _forward(q, k, v, scores, backend)
         _save_call(ctx, q, k, v, result, scores, backend)
+        ctx.request = request
         return result.out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> Any:
-        # The inputs are scores, backend, q, k, v, and then ``learned_tensors``: bias, sinks and the tables.
-        needs_bias, _, *needs_tables = ctx.needs_input_grad[5:]
-        if grad is None:
-            return (None,) * len(ctx.needs_input_grad)
-        gradients = _saved_gradients(ctx, grad, needs_bias, any(needs_tables))
-        tables: list[Any] = gradients.tables or [None] * len(needs_tables)
-        return None, None, gradients.q, gradients.k, gradients.v, gradients.bias, gradients.sinks, *tables
+        return None, None, None, *_tensor_gradients(ctx, _OutputGradients(grad, request=ctx.request), first=3)
+
+
+class _EagerObserved(torch.autograd.Function):
+    """``regard::observed_attention`` without the dispatcher."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        scores: Scores,
+        backend: str,
+        observe: Observe,
+        real_queries: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *learned: Any,
+    ) -> tuple[Tensor, ...]:
+        results = _observed(q, k, v, scores, backend, observe, real_queries)
+        ctx.observe = observe
+        _save_call(ctx, q, k, v, results[:3], scores, backend, _values_to_save(observe, results))
+        differentiable = {0}
+        if observe.differentiable:
+            differentiable |= {_result_index(observe, "entropy"), _result_index(observe, "logit_max")}
+        ctx.mark_non_differentiable(*[x for index, x in enumerate(results) if index not in differentiable])
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return None, None, None, None, *_tensor_gradients(ctx, _observed_gradients(ctx.observe, grads), first=4)
+
+
+def _tensor_gradients(ctx: Any, grads: _OutputGradients, first: int) -> list[Tensor | None]:
+    """The gradients of q, k, v and ``learned_tensors``, the inputs of an eager function from ``first`` on."""
+    needs_bias, _, *needs_tables = ctx.needs_input_grad[first + 3 :]
+    if grads.is_empty:
+        return [None] * (len(ctx.needs_input_grad) - first)
+    gradients = _saved_gradients(ctx, grads, needs_bias, any(needs_tables))
+    tables: list[Any] = gradients.tables or [None] * len(needs_tables)
+    return [gradients.q, gradients.k, gradients.v, gradients.bias, gradients.sinks, *tables]
+
+
+def _result_index(observe: Observe, name: str) -> int:
+    """The index of an observable among the results of ``regard::observed_attention``."""
+    return len(_RESULTS) + observable_names(observe).index(name)
+
+
+def _values_to_save(observe: Observe, results: Sequence[Tensor]) -> list[Tensor]:
+    if not observe.differentiable:
+        return []
+    return [results[_result_index(observe, name)] for name in ("entropy", "peak_at")]
+
+
+def _observed_gradients(observe: Observe, grads: Sequence[Tensor | None]) -> _OutputGradients:
+    """The gradients of the results that a loss may contain."""
+    if not observe.differentiable:
+        return _OutputGradients(grads[0])
+    entropy = grads[_result_index(observe, "entropy")]
+    return _OutputGradients(grads[0], entropy, grads[_result_index(observe, "logit_max")])
 
 
 def _setup_operator(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     q, k, v, *packed, backend = inputs[: len(_NAMES)]
-    _save_call(ctx, q, k, v, output[:3], Scores.unpack(packed), backend)
+    # Only regard::observed_attention has more arguments.
+    measured: list[Tensor] = []
+    ctx.observe = None
+    if len(inputs) > len(_NAMES):
+        ctx.observe = decode_observe(inputs[-1], inputs[-2])
+        measured = _values_to_save(ctx.observe, output)
+    _save_call(ctx, q, k, v, output[:3], Scores.unpack(packed), backend, measured)
     # Gradients mirror the inputs: a list for each list of tensors (an empty list counts as one), None for the rest.
     ctx.no_gradients = []
     for x in inputs:
@@ -259,14 +396,17 @@ def _setup_operator(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _operator_gradients(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     # regard::observed_attention returns one list, so its gradients come as one list.
-    grad = grads[0][0] if isinstance(grads[0], list | tuple) else grads[0]
+    if ctx.observe is not None:
+        of_results = _observed_gradients(ctx.observe, grads[0])
+    else:
+        of_results = _OutputGradients(grads[0])
     result: list[Any] = list(ctx.no_gradients)
-    if grad is None:
+    if of_results.is_empty:
         return tuple(result)
     # Gradients of biases cost another sum per tile, so they are computed only where needed.
     needs_bias = ctx.needs_input_grad[_NAMES.index("bias")]
     needs_tables = ctx.needs_input_grad[_NAMES.index("term_table")]
-    gradients = _saved_gradients(ctx, grad, needs_bias, any(needs_tables))
+    gradients = _saved_gradients(ctx, of_results, needs_bias, any(needs_tables))
     result[:3] = [gradients.q, gradients.k, gradients.v]
     result[_NAMES.index("sinks")] = gradients.sinks
     result[_NAMES.index("bias")] = gradients.bias

@@ -25,14 +25,23 @@ from torch import Tensor
 from regard._lowered_scores import RelativeTerm, Scores, term_index
 from regard._observables import Observe
 from regard.kernels.reference_observables import measure
+from regard.kernels.row_values import (
+    Contributions,
+    ContributionSums,
+    RowValueGradients,
+    RowValueTiles,
+    sink_gradient_of_entropy,
+)
 from regard.kernels.score_tiles import (
     Problem,
     Tile,
+    convert_bias,
     dropout_tile,
     fold_heads,
     initial_max_and_sum,
     iterate_tiles,
     largest_products,
+    result_dtype,
     score_tile,
     softmax_tile,
     take_span,
@@ -103,12 +112,27 @@ class Gradients:
     bias: Tensor | None = None
     sinks: Tensor | None = None
     tables: list[Tensor] = field(default_factory=list)
+    contributions: Contributions | None = None
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, saved: Forward, scores: Scores, *, biases: bool = True
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    saved: Forward,
+    scores: Scores,
+    *,
+    biases: bool = True,
+    row_values: RowValueGradients | None = None,
+    attribution: int | None = None,
 ) -> Gradients:
-    """Gradients of ``Σ grad ∘ out``; tiles are computed again. ``biases=False`` leaves out bias and tables."""
+    """Gradients of ``Σ grad ∘ out``; tiles are computed again.
+
+    - ``biases``: False leaves out bias and tables.
+    - ``row_values``: adds the gradients of a loss by entropy and logit_max.
+    - ``attribution``: the size of the map of contributions, 0 for none; None collects no contributions.
+    """
     out, row_max, row_sum = saved
     problem = Problem(q, k, scores)
     exact = problem.dtype
@@ -125,6 +149,8 @@ def backward(
     reachable = [_ReachableColumns(term) for term in scores.terms] if biases else []
     delta = (out * grad).sum(-1) if out.dtype == exact else torch.zeros_like(row_max)
     finite = _all_finite(q, k, v, grad)
+    sums = None if attribution is None else ContributionSums(problem, attribution)
+    entropy = torch.zeros_like(row_max)
 
     for rows, spans in iterate_tiles(problem):
         largest = largest_products(problem, rows, spans)
@@ -144,6 +170,11 @@ def backward(
                     pulled = pulled * drop
                 tile_delta += _zero_hidden(tile, pulled).sum(-1, keepdim=True)
 
+        of_rows = None
+        if row_values is not None:
+            of_rows = RowValueTiles(problem, rows, spans, largest, (tile_max, tile_sum), row_values)
+            entropy[:, :, rows] = of_rows.entropy.squeeze(-1)
+
         for keys in spans:
             tile = score_tile(problem, rows, keys, largest)
             weights = softmax_tile(tile.logits, tile_max, tile_sum)
@@ -154,7 +185,11 @@ def backward(
             if drop is not None:
                 surviving = weights * drop
                 pulled = pulled * drop
+            if sums is not None:
+                sums.add(_zero_hidden(tile, weights * pulled), rows, keys)
             d_logits = weights * (pulled - tile_delta)
+            if of_rows is not None:
+                d_logits = d_logits + of_rows.d_logits(tile, weights, keys)
             d_products = d_logits if tile.slope is None else d_logits * tile.slope
             d_logits = _zero_hidden(tile, d_logits)
             take_span(dv, keys).add_(_sum_over_rows(_zero_hidden(tile, surviving), g, tile, groups, finite))
@@ -169,14 +204,15 @@ def backward(
                 take_span(dq, rows).add_(_mix_values(d_scores, k, keys, tile, finite))
                 take_span(dk, keys).add_(_sum_over_rows(d_scores, q_rows, tile, groups, finite))
 
-    return Gradients(
-        dq.to(q.dtype),
-        dk.to(k.dtype),
-        dv.to(v.dtype),
-        None if d_bias is None or scores.bias is None else d_bias.to(scores.bias.dtype),
-        None if scores.sinks is None else sink_gradient(scores.sinks, row_max, row_sum, delta),
-        [d_table.to(term.table.dtype) for d_table, term in zip(d_tables, scores.terms, strict=False)],
-    )
+    gradients = Gradients(dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype))
+    if d_bias is not None and scores.bias is not None:
+        gradients.bias = d_bias.to(scores.bias.dtype)
+    if scores.sinks is not None:
+        gradients.sinks = sink_gradient(scores.sinks, row_max, row_sum, delta, entropy, row_values)
+    gradients.tables = [d_table.to(term.table.dtype) for d_table, term in zip(d_tables, scores.terms, strict=False)]
+    if sums is not None:
+        gradients.contributions = sums.result(result_dtype(q.dtype))
+    return gradients
 
 
 # --- products with values and keys -----------------------------------------------------------------------------------
@@ -225,13 +261,26 @@ def _zero_hidden(tile: Tile, x: Tensor) -> Tensor:
 # --- gradients of sinks, biases and tables ---------------------------------------------------------------------------
 
 
-def sink_gradient(sinks: Tensor, row_max: Tensor, row_sum: Tensor, delta: Tensor) -> Tensor:
-    """``d sink_h = −Σ_{b,i} A_sink Δ_i``; a row that sees no key has out = 0, so its Δ is 0 for every g."""
-    sink = sinks.to(row_max.dtype).view(1, -1, 1)
+def sink_gradient(
+    sinks: Tensor,
+    row_max: Tensor,
+    row_sum: Tensor,
+    delta: Tensor,
+    entropy: Tensor | None = None,
+    row_values: RowValueGradients | None = None,
+) -> Tensor:
+    """``d sink_h = −Σ_{b,i} A_sink Δ_i``; a row that sees no key has out = 0, so its Δ is 0 for every g.
+
+    The gradient of the rows' ``entropy``, if ``row_values`` has one, adds its own part.
+    """
+    sink = convert_bias(sinks, row_max.dtype).view(1, -1, 1)
     weight = softmax_tile(sink, row_max, row_sum)
     # NaN in g would make the Δ of such a row NaN.
     delta = torch.where((row_max == sink) & (row_sum == 1) & delta.isnan(), 0.0, delta)
-    return -(weight * delta).sum((0, 2)).to(sinks.dtype)
+    gradient = -(weight * delta).sum((0, 2))
+    if entropy is not None and row_values is not None and row_values.grad_entropy is not None:
+        gradient += sink_gradient_of_entropy(sinks, row_max, row_sum, entropy, row_values.grad_entropy)
+    return gradient.to(sinks.dtype)
 
 
 def reduce_to(x: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:

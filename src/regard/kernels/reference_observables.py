@@ -16,6 +16,7 @@ from regard._lowered_scores import NO_POSITION, Scores, positions_1d, positions_
 from regard._observables import Observe
 from regard.kernels.score_tiles import (
     Problem,
+    convert_bias,
     iterate_tiles,
     largest_products,
     result_dtype,
@@ -26,7 +27,7 @@ from regard.kernels.score_tiles import (
 )
 
 # The row values that are floating-point numbers, except lse, which comes from the forward pass.
-FLOAT_ROWS = ("entropy", "peak", "offset", "distance", "sink", "local")
+FLOAT_ROWS = ("logit_max", "entropy", "peak", "offset", "distance", "sink", "local")
 
 
 def observable_names(observe: Observe) -> tuple[str, ...]:
@@ -40,6 +41,8 @@ def observable_names(observe: Observe) -> tuple[str, ...]:
         names += ["profile", "profile_rows"]
     if observe.top:
         names += ["top", "top_at"]
+    if observe.groups is not None:
+        names.append("groups")
     return tuple(names)
 
 
@@ -55,6 +58,7 @@ def measure(
 
     - ``softmax``: row_max and row_sum of the reference's forward pass; None computes them here. Those of a kernel with
       another arithmetic would give weights that do not add up to 1.
+    - ``observe``: its groups are those of this call (``Groups.for_call``).
     - ``real_queries``: bool ``[B or 1, n]``, the query rows that are not padding; None means all of them.
     """
     problem = Problem(q, k, scores)
@@ -109,6 +113,7 @@ class _Measurement:
         self.profile_rows = torch.zeros_like(self.profile, dtype=torch.int64)
         self.top = new(B, H, n, observe.top, dtype=problem.dtype)
         self.top_at = new(B, H, n, observe.top, dtype=torch.int64) - 1
+        self.groups = new(B, H, n, len(observe.groups) if observe.groups is not None else 0, dtype=problem.dtype)
 
     def add_rows(self, rows: slice, spans: list[slice], softmax: tuple[Tensor, Tensor] | None) -> None:
         """Measure the rows of one tile of queries, key tile by key tile."""
@@ -131,6 +136,7 @@ class _Measurement:
         sums = {name: problem.q.new_zeros(B, H, height, dtype=problem.dtype) for name in FLOAT_ROWS}
         # −1: a visible weight of 0 ranks above a hidden key.
         sums["peak"] -= 1
+        sums["logit_max"] -= math.inf
         peak_at = problem.q.new_full((B, H, height), -1, dtype=torch.int64)
         visible_keys = torch.zeros_like(peak_at)
         for keys in spans:
@@ -150,14 +156,17 @@ class _Measurement:
             higher = (peak > sums["peak"]) | (peak.isnan() & ~sums["peak"].isnan())
             peak_at = torch.where(higher, index + keys.start, peak_at)
             sums["peak"] = torch.where(higher, peak, sums["peak"])
+            logit_max = torch.where(visible, tile.logits, -math.inf).amax(-1)
+            sums["logit_max"] = torch.maximum(sums["logit_max"], logit_max)
             self._add_offsets(sums, A, rows, keys)
             self._add_heads(A, visible, real, rows, keys)
             self._add_top(A, visible, rows, keys)
+            self._add_groups(A, rows, keys)
 
         # A learned sink is one more outcome of the distribution.
         sinks = problem.scores.sinks
         if sinks is not None:
-            log_weight = sinks.to(problem.dtype).view(1, H, 1, 1) - safe_max - log_sum
+            log_weight = convert_bias(sinks, problem.dtype).view(1, H, 1, 1) - safe_max - log_sum
             weighted = torch.where(log_weight == -math.inf, 0.0, torch.exp(log_weight) * log_weight)
             sums["entropy"] -= weighted.squeeze(-1)
         sums["peak"] = torch.where(peak_at < 0, 0.0, sums["peak"])
@@ -241,6 +250,15 @@ class _Measurement:
         self.top[:, :, rows] = torch.cat([top, A], -1).gather(-1, order)
         self.top_at[:, :, rows] = torch.cat([top_at, indices], -1).gather(-1, order)
 
+    def _add_groups(self, A: Tensor, rows: slice, keys: slice) -> None:
+        """The weight of each row on each group: a product with a matrix of zeros and ones."""
+        groups = self.observe.groups
+        if groups is None:
+            return
+        numbers = torch.arange(len(groups), device=A.device)
+        membership = (groups.labels[:, None, keys, None] == numbers).to(A.dtype)  # [B or 1, 1, keys, C]
+        self.groups[:, :, rows] += A @ membership
+
     def result(self) -> dict[str, Tensor]:
         """Return all requested values, with means instead of sums."""
         rows = self.rows["counted"].sum((0, 2))
@@ -255,6 +273,7 @@ class _Measurement:
             "profile_rows": self.profile_rows.unflatten(1, sides),
             "top": self.top,
             "top_at": self.top_at,
+            "groups": self.groups,
         }
         exact = result_dtype(self.problem.q.dtype)
         results = {}

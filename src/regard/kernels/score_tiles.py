@@ -176,16 +176,38 @@ def visible_tile(problem: Problem, rows: Span, keys: Span, bias: Tensor | None) 
     return reduce(torch.logical_and, conditions)
 
 
+def convert_bias(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Logits in another dtype. A finite number stays finite: one that overflows would become −inf and hide its key.
+
+    >>> convert_bias(torch.tensor([-1e300, -torch.inf], dtype=torch.float64), torch.float32).isinf()
+    tensor([False,  True])
+    """
+    if x.dtype != torch.float64 or dtype == torch.float64:
+        return x.to(dtype)
+    largest = torch.finfo(dtype).max
+    return torch.where(x.isinf(), x, x.clamp(-largest, largest)).to(dtype)
+
+
 def bias_tile(problem: Problem, rows: Span, keys: Span) -> Tensor | None:
     """The sum of all biases on the tile, in the working dtype; None if there is none."""
     scores = problem.scores
     total: Tensor | None = None
     if scores.bias is not None:
-        total = take_span_or_broadcast(take_span_or_broadcast(scores.bias, rows, 2), keys, 3).to(problem.dtype)
+        bias = take_span_or_broadcast(take_span_or_broadcast(scores.bias, rows, 2), keys, 3)
+        total = convert_bias(bias, problem.dtype)
     for term in scores.terms:
-        part = term_tile(term, rows, keys).to(problem.dtype)
-        total = part if total is None else total + part
+        part = convert_bias(term_tile(term, rows, keys), problem.dtype)
+        total = part if total is None else _add_biases(total, part)
     return total
+
+
+def _add_biases(a: Tensor, b: Tensor) -> Tensor:
+    """a + b; a float32 sum of two finite numbers does not become −inf, which would hide its key."""
+    total = a + b
+    if total.dtype == torch.float64:
+        return total
+    hidden = (a == -math.inf) | (b == -math.inf)
+    return torch.where(hidden, -math.inf, total.clamp(min=torch.finfo(total.dtype).min))
 
 
 def dot_products(problem: Problem, q: Tensor, keys: Span) -> Tensor:
@@ -281,7 +303,7 @@ def initial_max_and_sum(problem: Problem, height: int) -> tuple[Tensor, Tensor]:
     if sinks is None:
         initial = problem.q.new_full((H,), -math.inf, dtype=problem.dtype)
     else:
-        initial = sinks.to(problem.dtype)
+        initial = convert_bias(sinks, problem.dtype)
     row_max = initial.view(1, H, 1, 1).expand(B, H, height, 1)
     return row_max, (row_max != -math.inf).to(problem.dtype)
 

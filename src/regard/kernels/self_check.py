@@ -28,6 +28,7 @@ from torch import Tensor
 from regard._config_json import LARGEST_JSON
 from regard._devices import triton_version
 from regard._files import read_regular, write_text
+from regard._groups import Groups
 from regard._lowered_scores import RelativeTerm, Scores
 from regard._observables import Observe
 from regard._version import __version__
@@ -38,11 +39,16 @@ TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 2e-2, torch.float16: 2.5e-3}
 # The root mean square of the differences, relative to that of the result. It shows a small error that is everywhere,
 # such as a wrong factor.
 MEAN_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
-COMPARED = ("entropy", "peak", "offset", "distance", "sink", "local", "visible", "map", "key_mass", "profile", "top")
+COMPARED = (
+    *("logit_max", "entropy", "peak", "offset", "distance", "sink", "local", "visible"),
+    *("map", "key_mass", "profile", "top", "groups"),
+)
 
 
-# The problem of an error that says nothing about the kernel. It counts in this process only.
+# The beginning of the problem of an error that says nothing about the kernel: too little memory, a full disk, a package
+# that cannot be imported. It counts in this process only.
 COULD_NOT_RUN = "could not run: "
+OF_THE_MOMENT = (torch.OutOfMemoryError, MemoryError, OSError, ImportError)
 
 
 @dataclass(frozen=True)
@@ -66,13 +72,14 @@ def verdict_of(kernel: ModuleType, device: torch.device, dtype: torch.dtype) -> 
 
     The first verdict of a process that is not in the kernel's favour is also a warning.
     """
-    key = conditions(kernel, device, dtype)
+    import_problem = _import_problem(kernel)
+    key = import_problem or conditions(kernel, device, dtype)
     with _lock:
         if key in _verdicts:
             return _verdicts[key]
         if device.type == "cuda" and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return Verdict("a CUDA graph is being captured, in which nothing can be checked")
-        problem = _stored_problems().get(key)
+        problem = import_problem or _stored_problems().get(key)
         if problem is None:
             problem = find_problem(kernel, device, dtype)
             _store(key, problem)
@@ -91,12 +98,28 @@ def verdict_of(kernel: ModuleType, device: torch.device, dtype: torch.dtype) -> 
 
 def check_again(kernel: ModuleType, device: torch.device, dtype: torch.dtype) -> Verdict:
     """Check now, whatever was found before, and store the verdict."""
+    problem = _import_problem(kernel)
+    if problem:
+        return Verdict(problem)
     key = conditions(kernel, device, dtype)
     with _lock:
         problem = find_problem(kernel, device, dtype)
         _store(key, problem)
         _verdicts[key] = Verdict(problem)
         return _verdicts[key]
+
+
+@cache
+def _import_problem(kernel: ModuleType) -> str:
+    """Why the package that the kernel needs cannot be imported, as one line; empty if it can.
+
+    Python would try to import it again in every call.
+    """
+    try:
+        getattr(kernel, "interpreted", bool)()
+    except Exception as error:  # a damaged installation raises all kinds of errors
+        return f"{COULD_NOT_RUN}{_one_line(error)}"
+    return ""
 
 
 # --- what a verdict depends on ----------------------------------------------------------------------------------------
@@ -192,13 +215,36 @@ def find_problem(kernel: ModuleType, device: torch.device, dtype: torch.dtype) -
                     if problem:
                         return f"{place}: {problem}"
     except Exception as error:  # compilers and drivers raise all kinds of errors
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        said = f"{type(error).__name__}: {first_line[:200]}"
-        # An error of the compiler comes back every time; others may be of the moment, such as too little memory.
-        if not type(error).__module__.startswith("triton"):
-            said = f"{COULD_NOT_RUN}{said}"
-        return f"{place}: {said}"
+        problem = _one_line(error)
+        if _is_of_the_moment(error):
+            problem = f"{COULD_NOT_RUN}{problem}"
+        elif not _is_usable(device):
+            problem += " (this process cannot use the GPU any more and must be started again)"
+        return f"{place}: {problem}"
     return ""
+
+
+def _one_line(error: Exception) -> str:
+    """The type of an error and the first line of its text."""
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first_line[:200]}"
+
+
+def _is_of_the_moment(error: Exception) -> bool:
+    """Whether the next process may not have this error. Any other one, such as a refused launch, comes back."""
+    # Drivers and Triton report too little memory in errors of other types.
+    return isinstance(error, OF_THE_MOMENT) or "out of memory" in str(error).lower()
+
+
+def _is_usable(device: torch.device) -> bool:
+    """Whether the device still works: after a wrong access to memory, CUDA refuses everything in the same process."""
+    if device.type != "cuda":
+        return True
+    try:
+        torch.cuda.synchronize(device)
+    except Exception:  # the error of the check again
+        return False
+    return True
 
 
 @contextmanager
@@ -279,7 +325,8 @@ def _calls(dtype: torch.dtype) -> Iterator[tuple[str, _Call]]:
     real[1, 200:] = False
     long = replace(plain, scale=0.1, hi=every_row, bias=random(1, 2, 272, 272))
     yield "long", call(long, n=272, m=272, d=128, e=128, real=real)
-    yield "wide", call(replace(plain, scale=0.05), n=37, m=161, d=256, e=200)
+    wide_causal = torch.arange(37).unsqueeze(0) + 125
+    yield "wide", call(replace(plain, scale=0.05, hi=wide_causal), n=37, m=161, d=256, e=200)
 
 
 def _compare_forward(kernel: ModuleType, call: _Call, device: torch.device) -> str:
@@ -299,10 +346,13 @@ def _lse(result: Any) -> Tensor:
 
 def _compare_observed(kernel: ModuleType, call: _Call, device: torch.device) -> str:
     # More bins than keys, in most calls: some bins stay empty.
-    observe = Observe(map=64, key_mass=True, profile=4, top=2)
+    labels = torch.arange(call.k.shape[2]).unsqueeze(0) % 4 - 1
+    groups = Groups(labels, ("a", "b", "c"))
+    observe = Observe(map=64, key_mass=True, profile=4, top=2, groups=groups)
+    on_device = replace(observe, groups=groups.for_call(1, labels.shape[1], device))
     q, k, v, scores = call.inputs(device)
     real = None if call.real is None else call.real.to(device)
-    ours = kernel.observed(q, k, v, scores.detach(), observe, real)[3]
+    ours = kernel.observed(q, k, v, scores.detach(), on_device, real)[3]
     q, k, v, scores = call.exact_inputs()
     exact = reference.observed(q, k, v, scores.detach(), observe, call.real)[3]
     for name in COMPARED:
@@ -311,6 +361,24 @@ def _compare_observed(kernel: ModuleType, call: _Call, device: torch.device) -> 
         if problem:
             return problem
     return ""
+
+
+def _compare_bins(kernel: ModuleType, call: _Call, device: torch.device) -> str:
+    """The weight of each row on bins of keys. Exact tiles of weights are computed from it."""
+    G, m = call.k.shape[1:3]
+    # Bins within a block of keys, and over several blocks; the first key and the last one are in no bin.
+    edges = torch.tensor([1, 2, 7, m // 2, m - 1])
+    q, k, v, scores = call.inputs(device)
+    own = kernel.forward(q, k, v, scores)
+    ours = kernel.bin_masses(q, k, own.row_max, own.row_sum, scores, edges)
+
+    # If the values of a key are 1 in the column of its bin, and else 0, the output is the weight on each bin.
+    keys = torch.arange(m).unsqueeze(1)
+    in_bin = (keys >= edges[:-1]) & (keys < edges[1:])
+    values = in_bin.double().expand(call.q.shape[0], G, -1, -1)
+    q, k, _, scores = call.exact_inputs()
+    exact = reference.output(q, k, values, replace(scores, dropout=0.0, seed=None))
+    return _difference("the weight on a bin", ours, exact, torch.float32, slack=20)
 
 
 def _compare_backward(kernel: ModuleType, call: _Call, device: torch.device) -> str:
@@ -337,6 +405,7 @@ def _compare_backward(kernel: ModuleType, call: _Call, device: torch.device) -> 
 _PARTS: dict[str, Callable[[ModuleType, _Call, torch.device], str]] = {
     "forward": _compare_forward,
     "observables": _compare_observed,
+    "weights on bins": _compare_bins,
     "gradients": _compare_backward,
 }
 

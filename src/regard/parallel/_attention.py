@@ -103,7 +103,7 @@ def attention(
         ``distance``, ``peak_at`` and ``queries`` (lengths ``[B]`` or bool ``[B, N]``, the same on all ranks) refer to
         positions in the whole sequence. ``map``, ``profile`` and ``key_mass [H, M]`` are means over this rank's counted
         rows. To get the means of the whole sequence, average them over the ranks with the weights ``map_rows``,
-        ``profile_rows`` and ``rows``. ``top``, ``grid`` and ``keep`` are refused.
+        ``profile_rows`` and ``rows``. ``top``, ``grid``, ``keep`` and ``groups`` are refused.
     layout: "zigzag" gives rank r the blocks r and 2P − 1 − r of 2P, so that causal work is the same on all ranks.
         "blocks" gives rank r block r of P; with this layout, ranks may have any number of rows.
 
@@ -268,7 +268,7 @@ def _check_supported(mask: Mask | None, beta: float, observe: Observe | None, la
         return
     if not isinstance(observe, Observe):
         raise RegardTypeError(f"observe must be a regard.Observe, got {type(observe).__name__}")
-    for name in ("top", "grid", "keep"):
+    for name in ("top", "grid", "keep", "groups", "differentiable"):
         if getattr(observe, name):
             raise RegardError(
                 f"Observe({name}=…) cannot be measured here, because the keys are on other ranks; "
@@ -334,7 +334,6 @@ def _device_of(x: object) -> torch.device:
 def _observation(q: Tensor, k: Tensor, sums: RowSums, plan: Plan, shape: Shape, observe: Observe) -> Observation:
     """Return the observation of this rank's rows, in the dtype of observables."""
     values = sums.values
-    values.pop("top")  # the largest logits were needed only to join blocks
     counted = values["visible"] > 0
     real = find_real_queries(observe, None, replace(shape, n=plan.n), q.device)
     if real is not None:

@@ -25,6 +25,7 @@ from regard._lowered_scores import RelativeTerm, Scores
 from regard._observables import Observe
 from regard._shapes import resolve_offset
 from regard.kernels import ops
+from regard.kernels.encoded_observe import encode_observe
 from regard.kernels.reference import sink_gradient
 from regard.kernels.score_tiles import working_dtype
 from regard.parallel._group import Ring
@@ -100,7 +101,7 @@ class RowSums:
         self.values: dict[str, Tensor] = {}
         if observed:
             self.values = {name: torch.zeros_like(self.row_max) for name in ("entropy", "peak", *MEANS)}
-            self.values["top"] = torch.full_like(self.row_max, -math.inf)  # the largest logit of a key, without sinks
+            self.values["logit_max"] = torch.full_like(self.row_max, -math.inf)
             self.values["peak_at"] = torch.full_like(self.row_max, -1, dtype=torch.int64)
             self.values["visible"] = torch.zeros_like(self.values["peak_at"])
 
@@ -135,11 +136,12 @@ class RowSums:
 
         # Peaks are compared by logits, because the weights of two blocks are rounded differently; ties go to the
         # lowest key.
-        tie_before = (row_max == own["top"]) & (other["peak_at"] < own["peak_at"])
-        is_higher = (row_max > own["top"]) | tie_before | (own["visible"] == 0)
+        tie_before = (row_max == own["logit_max"]) & (other["peak_at"] < own["peak_at"])
+        is_higher = (row_max > own["logit_max"]) | tie_before | (own["visible"] == 0)
         moves = (other["visible"] > 0) & is_higher
         own["peak_at"].copy_(torch.where(moves, other["peak_at"], own["peak_at"]))
-        own["top"].copy_(torch.maximum(own["top"], row_max))
+        # A block has no sinks: its maximum is the largest logit of its keys.
+        own["logit_max"].copy_(torch.maximum(own["logit_max"], row_max))
         own["visible"] += other["visible"]
 
 
@@ -160,8 +162,8 @@ def forward(q: Tensor, kv: Tensor, sinks: Tensor | None, plan: Plan, observe: Ob
             # The operator counts keys and offsets within the rectangle.
             sink = min(max(0, observe.sink - part.first_key), part.sides[1])
             local = replace(observe, sink=sink, offset=part.shift + resolve_offset(plan.n, plan.m, observe.offset))
-            encoded = ops.encode_observe(local, *part.sides)
-            out, row_max, total, *measured = ops.observed_op(*tensors, *options, None, encoded)
+            encoded = encode_observe(local, *part.sides)
+            out, row_max, total, *measured = ops.observed_op(*tensors, *options, None, None, encoded)
             values = dict(zip(ops.observable_names(local), measured, strict=True))
             values["peak_at"] = torch.where(values["visible"] > 0, values["peak_at"] + part.first_key, -1)
             sums.join(part.rows, out, row_max, total, values)
