@@ -138,6 +138,15 @@ def test_every_option_forward_and_backward(part: int) -> None:
         check_in_float32(build(choice, 7, 11, 3, 5, seed), on_device)
 
 
+@pytest.mark.parametrize("_device", [True], indirect=True)
+def test_a_bias_that_overflows_float32_hides_no_key() -> None:
+    low = torch.finfo(torch.float64).min
+    bias = torch.tensor([[0, low], [low, low], [low, -torch.inf]], dtype=torch.float64).to(DEVICE)
+    x = torch.ones(1, 1, 2, 2)
+    out = on_device(torch.ones(1, 1, 3, 2), x, torch.eye(2)[None, None], bias=bias)
+    assert torch.equal(out[0, 0], torch.tensor([[1, 0], [0.5, 0.5], [1, 0]]))
+
+
 @BOTH
 def test_the_operator_of_torch_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()

@@ -18,6 +18,7 @@ import torch
 import regard
 from regard import Causal
 from regard.kernels import choose_backend, native, self_check, triton
+from regard.kernels.triton._tile_sizes import MAX_WIDTH
 
 pytestmark = [
     pytest.mark.skipif(not native.built(), reason="the native module was not built"),
@@ -39,7 +40,7 @@ def kernel(**changes: Callable[..., Any]) -> ModuleType:
     """The native kernel with some of its functions replaced."""
     module = ModuleType("regard.kernels.toy")
     module.__file__ = native.__file__
-    for name in ("forward", "observed", "backward"):
+    for name in ("forward", "observed", "backward", "bin_masses"):
         setattr(module, name, changes.get(name, getattr(native, name)))
     return module
 
@@ -67,6 +68,10 @@ def wrong_map(*arguments: Any) -> Any:
     return result
 
 
+def wrong_bins(*arguments: Any) -> Any:
+    return native.bin_masses(*arguments) * 1.01
+
+
 def wrong_gradient(*arguments: Any) -> Any:
     result = native.backward(*arguments)
     return replace(result, k=-result.k)
@@ -92,8 +97,16 @@ def does_not_compile(*arguments: Any) -> Any:
     raise CompilationError("no code for this device\nand a long log")
 
 
+def wrong_access(*arguments: Any) -> Any:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
 def out_of_memory(*arguments: Any) -> Any:
-    raise RuntimeError("CUDA out of memory. Tried to allocate 2 GB")
+    raise RuntimeError("Triton Error [CUDA]: out of memory")
+
+
+def full_disk(*arguments: Any) -> Any:
+    raise OSError("No space left on device")
 
 
 @pytest.mark.parametrize("dtype", self_check.TOLERANCES)
@@ -108,9 +121,10 @@ def test_a_right_kernel_has_no_problem(dtype: torch.dtype) -> None:
         ({"forward": wrong_lse}, "plain, forward: lse differs"),
         ({"observed": wrong_entropy}, "plain, observables: entropy differs"),
         ({"observed": wrong_map}, "plain, observables: map differs"),
+        ({"bin_masses": wrong_bins}, "plain, weights on bins: the weight on a bin differs"),
         ({"backward": wrong_gradient}, "plain, gradients: dk differs"),
         ({"backward": nan_gradient}, "plain, gradients: dq differs"),
-        ({"backward": broken}, "plain, gradients: could not run: RuntimeError: no code for this device"),
+        ({"backward": broken}, "plain, gradients: RuntimeError: no code for this device"),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -227,10 +241,44 @@ def test_a_damaged_file_is_no_verdict(verdicts: Path, content: str, monkeypatch:
     assert list(json.loads(verdicts.read_text()).values()) == [""]
 
 
-def test_too_little_memory_is_not_stored(verdicts: Path) -> None:
-    with pytest.warns(RuntimeWarning, match="out of memory"):
-        assert not self_check.verdict_of(kernel(forward=out_of_memory), CPU, torch.float32).trusted
+@pytest.mark.parametrize("error", [out_of_memory, full_disk])
+def test_an_error_of_the_moment_is_not_stored(verdicts: Path, error: Callable[..., Any]) -> None:
+    with pytest.warns(RuntimeWarning, match="could not run: "):
+        assert not self_check.verdict_of(kernel(forward=error), CPU, torch.float32).trusted
     assert not verdicts.exists()
+
+
+def test_every_other_error_is_stored(verdicts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example a wrong access to memory, after which the process cannot use the GPU."""
+    monkeypatch.setattr(self_check, "_is_usable", lambda device: False)
+    with pytest.warns(RuntimeWarning, match="must be started again"):
+        assert not self_check.verdict_of(kernel(forward=wrong_access), CPU, torch.float32).trusted
+    (stored,) = json.loads(verdicts.read_text()).values()
+    assert "illegal memory access" in stored
+
+
+def test_a_triton_that_cannot_be_imported_is_one_warning(verdicts: Path) -> None:
+    attempts = []
+
+    def interpreted() -> bool:
+        attempts.append(1)
+        raise ImportError("libtriton.so: GLIBC_2.38 not found")
+
+    toy = kernel()
+    toy.interpreted = interpreted  # type: ignore[attr-defined]
+    with pytest.warns(RuntimeWarning, match="ImportError: libtriton.so") as caught:
+        for _ in range(2):
+            assert not self_check.verdict_of(toy, CPU, torch.float32).trusted
+            assert not self_check.check_again(toy, CPU, torch.float32).trusted
+    assert len(caught) == len(attempts) == 1
+    assert not verdicts.exists()
+
+
+def test_the_widest_call_can_hide_keys() -> None:
+    """Such a call starts each kernel twice, and the second launch needs the most shared memory."""
+    widest = max((call for _, call in self_check._calls(torch.float32)), key=lambda call: call.q.shape[-1])
+    assert widest.q.shape[-1] == MAX_WIDTH
+    assert widest.scores.hi is not None
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -334,6 +334,35 @@ def test_biases_that_overflow_together_do_not_hide(device: str) -> None:
     assert torch.allclose(out, torch.full((3, 3), 1 / 3))
 
 
+@pytest.mark.parametrize("term", [False, True])
+def test_a_float64_bias_that_overflows_float32_does_not_hide(device: str, term: bool) -> None:
+    """The smallest float64 is a common stand-in for −inf. Row 1 sees only such keys, and −inf itself hides."""
+    low = torch.finfo(torch.float64).min
+    bias = torch.tensor([[0.5, low, 0], [low, low, low], [low, -math.inf, low]], dtype=torch.float64)
+    expected = torch.tensor([[0.5, -math.inf, 0], [0, 0, 0], [0, -math.inf, 0]]).softmax(-1)
+    x, v = torch.zeros(1, 1, 3, 2), torch.eye(3).view(1, 1, 3, 3)
+    added: Any = bias.to(device)
+    if term:
+        at = torch.arange(3, device=device)
+        added = FixedTerms(RelativeTerm(bias.view(1, 1, 3, 3).to(device), torch.zeros_like(at), at, 0))
+    assert torch.allclose(attention_on(device, "triton", x, x, v, bias=added)[0, 0], expected)
+
+
+@pytest.mark.parametrize("name", ["lo", "hi"])
+def test_a_wrong_bound_leads_to_no_key_that_does_not_exist(device: str, name: str) -> None:
+    """Bounds are int64. A kernel that clamps them as int32 reads memory of others."""
+    q, k, v = (torch.randn(1, 1, 8, 8, device=device) for _ in range(3))
+    bound = torch.tensor([[0, 9, -1, 2**31, -(2**31) - 1, 2**32 + 3, 2**40, -(2**40)]], device=device)
+    results = []
+    for values in (bound, bound.clamp(0, 8)):
+        scores = regard._lowered_scores.Scores(0.3, **{name: values})
+        result = kernels.forward(q, k, v, scores)
+        gradients = kernels.backward(v, q, k, v, result, scores)
+        results.append([result.out, gradients.q, gradients.k, gradients.v])
+    for wrong, clamped in zip(*results, strict=True):
+        assert torch.equal(wrong, clamped)
+
+
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
 def test_gradients_of_tables_have_the_precision_of_float32_at_any_size(device: str, size: float) -> None:
     """Integers with a unit per head: no table gradient overflows, none loses its digits."""
@@ -395,7 +424,7 @@ def test_opcheck(device: str) -> None:
     scores = regard._lowered_scores.Scores(0.5, hi=torch.arange(1, 6, device=device).view(1, 5))
     torch.library.opcheck(ops.attention_op, (q, k, v, *scores.pack(), "triton"))
     encoded = ops.encode_observe(regard.Observe(map=2, top=2, key_mass=True, profile=1), 5, 5)
-    torch.library.opcheck(ops.observed_op, (q, k, v, *scores.pack(), "triton", None, encoded))
+    torch.library.opcheck(ops.observed_op, (q, k, v, *scores.pack(), "triton", None, None, encoded))
 
 
 def test_compiled_code_has_the_same_results(device: str) -> None:

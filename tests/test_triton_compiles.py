@@ -19,19 +19,35 @@ def compile_variants(*arguments: str) -> list[list[str]]:
     command = [sys.executable, SCRIPT, *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if re.match(r"\| (forward|backward|second|every)", line)]
+    lines = [line for line in done.stdout.splitlines() if re.match(r"\| (forward|backward|bias|second|every)", line)]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_some_variants_compile() -> None:
     """The kernels of all passes for an NVIDIA and an AMD GPU."""
-    rows = compile_variants("--widths", "64", "--dtypes", "bfloat16", "--targets", "sm_80", "gfx942")
-    assert len(rows) == 6
+    passes = (
+        "forward",
+        "forward, all options",
+        "forward, observed",
+        "backward, queries",
+        "backward, keys",
+        "second pass",
+    )
+    options = ("--widths", "64", "--dtypes", "bfloat16", "--targets", "sm_80", "gfx942")
+    rows = compile_variants(*options, "--passes", *passes)
+    assert len(rows) == len(passes)
     for *_, nvidia, amd in rows:
         registers, _, shared = map(int, nvidia.split("/"))
         assert 0 < registers <= 255
         assert shared > 0
         assert re.fullmatch(r"\d+ / \d+ / \d+", amd)
+
+
+def test_the_largest_tiles_fit_into_shared_memory() -> None:
+    """Forward passes, second launches and gradients of biases, on the GPUs with the least shared memory."""
+    passes = ("forward", "forward, careful", "backward, keys, all options, careful", "bias gradients, all options")
+    options = ("--widths", "256", "--dtypes", "float32", "--targets", "sm_86", "gfx942")
+    assert len(compile_variants(*options, "--passes", *passes)) == len(passes)
 
 
 def test_rare_calls_compile() -> None:
@@ -45,4 +61,10 @@ def test_rare_calls_compile() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_all_variants_compile(dtype: str) -> None:
-    assert len(compile_variants("--dtypes", dtype)) == 6 * 5
+    assert len(compile_variants("--dtypes", dtype)) == 12 * 5
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_all_kernels_compile_with_all_options(dtype: str) -> None:
+    assert len(compile_variants("--dtypes", dtype, "--passes", "every pass, all options")) == 5

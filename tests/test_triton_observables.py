@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import dense_attention
 from support.cases import CHOICES, Case, build
+from support.key_groups import GROUPS
 from support.operator_runs import to_device
 from support.triton_device import DEVICES
 
 import regard
-from regard import Causal, Observe, Padding
+from regard import Causal, Observe, Padding, Window
 from regard._observables import Observation
 from regard._saved_call import SavedCall
 from regard.kernels import triton as kernels
@@ -51,8 +52,10 @@ OBSERVE = st.builds(
     profile=st.sampled_from([None, 0, 3]),
     key_mass=st.booleans(),
     top=st.sampled_from([0, 1, 3]),
+    groups=st.sampled_from([None, *GROUPS]),
 )
-FLOATS = ("lse", "entropy", "peak", "offset", "distance", "sink", "local", "map", "key_mass", "profile", "top")
+ROWS = ("lse", "logit_max", "entropy", "peak", "offset", "distance", "sink", "local", "groups")
+FLOATS = (*ROWS, "map", "key_mass", "profile", "top")
 INTEGERS = ("visible", "counted", "rows", "map_rows", "profile_rows")
 
 
@@ -158,6 +161,25 @@ def test_real_queries(device: str) -> None:
         assert torch.equal(ours.rows.cpu(), theirs.rows)
         for name in ("map", "key_mass", "profile"):
             assert torch.allclose(getattr(ours, name).cpu().double(), getattr(theirs, name), atol=1e-6), name
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("where", ["query", "key"])
+def test_rows_of_nan(tiny_tiles: None, device: str, where: str, bad: float) -> None:
+    """A visible NaN, or a logit of +inf, makes the weights of its row NaN, and all means that contain them."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.rand(2, 1, 19, 8, generator=generator) + 0.1 for _ in range(2))
+    (q if where == "query" else k)[0, 0, 9] = bad
+    real = torch.arange(19) != 11
+    mask = Window(7) & regard.Dense(torch.rand(19, 19, generator=generator) < 0.7)
+    for size in (3, 23):
+        observe = Observe(map=size, key_mass=True, profile=2, top=3, sink=6, local=1, queries=real[None])
+        _, ours = observe_on(device, observe, q, k, k, mask=mask)
+        _, theirs = regard.attention(q, k, k, observe=observe, mask=mask, backend="reference")
+        for name in (*FLOATS, *INTEGERS, "peak_at", "top_at"):
+            a, b = getattr(ours, name).cpu(), getattr(theirs, name)
+            assert torch.allclose(a.double(), b.double(), atol=1e-5, equal_nan=True), name
+        assert ours.map.isnan().any() and not ours.map.isnan().all()
 
 
 def test_observables_are_detached_and_taken_before_dropout(device: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.key_groups import GROUPS
 
 import regard
 from regard.interp import ablate
@@ -17,8 +18,9 @@ pytestmark = [
     pytest.mark.usefixtures("full_tiles"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes NaN with numpy
 ]
-OBSERVE = regard.Observe(map=4, key_mass=True, profile=3, top=2)
-FIELDS = ("lse", "entropy", "peak", "offset", "distance", "sink", "local", "map", "key_mass", "profile", "top")
+OBSERVE = regard.Observe(map=4, key_mass=True, profile=3, top=2, groups=GROUPS[0])
+ROWS = ("lse", "logit_max", "entropy", "peak", "offset", "distance", "sink", "local", "groups")
+FIELDS = (*ROWS, "map", "key_mass", "profile", "top")
 
 
 @pytest.fixture

@@ -1,13 +1,17 @@
 """Compile the Triton kernels for GPUs that are not here, and print what each variant needs, as a Markdown table.
 
-    python scripts/measure/gpu_variants.py                       # everything, about 10 minutes on one core
+    python scripts/measure/gpu_variants.py                       # the table, about half an hour on one core
     python scripts/measure/gpu_variants.py --widths 64 --targets sm_80 gfx942 --passes forward
     python scripts/measure/gpu_variants.py --store build/variants --processes 4
+    python scripts/measure/gpu_variants.py --passes "every pass, all options"      # not in the table
 
 No GPU is needed: Triton contains the assemblers. Each variant is a real call, whose kernels are recorded instead of
-started, so the table shows what a call compiles. ``--store`` keeps results as JSON, so that a run that was stopped goes
-on where it was. The exit status is 1 if the forward pass spills registers up to a width of 128, or if a variant needs
-more shared memory than its GPU has.
+started, so the table shows what a call compiles. "Careful" is the second launch of a call that can hide keys: it starts
+in each such call, and its programs end at once where the first launch was finite.
+
+``--store`` keeps results as JSON, so that a run that was stopped goes on where it was. The exit status is 1 if a
+variant does not compile, if it needs more shared memory than its GPU has, or if the first launch of a forward pass
+spills registers up to a width of 128.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import regard
-from regard import Observe
+from regard import Groups, Observe
 from regard._lowered_scores import Scores
 from regard.kernels.reference import Forward
 from regard.kernels.triton import _launch, _run_backward, _run_forward, _run_observed
@@ -48,9 +52,43 @@ TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 ASSEMBLERS = [TOOLS / name for name in ("ptxas-blackwell", "ptxas") if (TOOLS / name).exists()]
 WIDTHS = (32, 64, 96, 128, 256)
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-PASSES = ("forward", "forward, all options", "forward, observed", "backward, queries", "backward, keys", "second pass")
-# Not in the table, but compiled by the tests: all kernels of calls with rare options.
-RARE = ("every pass, all options", "every pass, hard attention", "every pass, scale 0", "every pass, sizes of 1")
+TABLE_DTYPES = ("float16", "bfloat16")  # float32 has tests of its largest tiles, and takes half as long again
+PASSES = (
+    "forward",
+    "forward, careful",
+    "forward, all options",
+    "forward, all options, careful",
+    "forward, observed",
+    "forward, observed, careful",
+    "backward, queries",
+    "backward, queries, careful",
+    "backward, keys",
+    "backward, keys, careful",
+    "bias gradients, all options",
+    "second pass",
+)
+# Not in the table: all kernels of calls with rare options, of which the tests compile some.
+RARE = (
+    "forward, observed, all options",
+    "backward, queries, all options",
+    "backward, queries, all options, careful",
+    "backward, keys, all options",
+    "backward, keys, all options, careful",
+    "second pass, all options",
+    "every pass, all options",
+    "every pass, hard attention",
+    "every pass, scale 0",
+    "every pass, sizes of 1",
+)
+# The kernel of a pass.
+KERNELS = {
+    "forward": "forward",
+    "forward, observed": "forward",
+    "backward, queries": "backward_queries",
+    "backward, keys": "backward_keys",
+    "bias gradients": "bias_gradients",
+    "second pass": "second_pass",
+}
 # The name of a target: what Triton and the assembler call it, and the shared memory of one program in KiB.
 TARGETS = {
     "sm_80": (GPUTarget("cuda", 80, 32), "sm_80", 163),
@@ -113,20 +151,6 @@ def find_launches(variant: Variant) -> list[tuple[Any, Any, dict[str, Any]]]:
     k = torch.zeros(2, heads // 2, length, variant.width, dtype=dtype)
     hi = torch.arange(1, length + 1).expand(1, length).contiguous()
     plain = Scores(0.125, hi=hi)
-    if variant.name == "forward":
-        return record_kernels(lambda: _run_forward.run_forward(q, k, k, plain, None))[:1]
-    if variant.name == "forward, all options":
-        return record_kernels(lambda: _run_forward.run_forward(q, k, k, _all_options(q, hi), None))[:1]
-    if variant.name == "forward, observed":
-        return record_kernels(lambda: _run_observed.run_observed(q, k, k, plain, Observe(map=64), None))[:1]
-    if variant.name == "second pass":
-        observe = Observe(key_mass=True, top=8, profile=16)
-        launches = record_kernels(lambda: _run_observed.run_observed(q, k, k, plain, observe, None))
-        return [launch for launch in launches if launch[0].__name__ == "second_pass"]
-    if variant.name.startswith("backward"):
-        launches = _backward_launches(q, k, plain)
-        name = "backward_queries" if variant.name == "backward, queries" else "backward_keys"
-        return [launch for launch in launches if launch[0].__name__ == name][:1]
     if variant.name == "every pass, all options":
         return _all_launches(q, k, _all_options(q, hi))
     if variant.name == "every pass, hard attention":
@@ -134,8 +158,31 @@ def find_launches(variant: Variant) -> list[tuple[Any, Any, dict[str, Any]]]:
     if variant.name == "every pass, scale 0":
         return _all_launches(q, k, Scores(0.0, hi=hi, bias=torch.zeros(1, heads, length, 1)))
     # Sizes of 1 are constants of a kernel.
-    one = q[:1, :1, :1]
-    return _all_launches(one, one, _all_options(one, hi[:, :1]))
+    if variant.name == "every pass, sizes of 1":
+        one = q[:1, :1, :1]
+        return _all_launches(one, one, _all_options(one, hi[:, :1]))
+    return [_find_launch(variant.name, q, k, _all_options(q, hi) if "all options" in variant.name else plain)]
+
+
+def _find_launch(name: str, q: torch.Tensor, k: torch.Tensor, scores: Scores) -> tuple[Any, Any, dict[str, Any]]:
+    """The launch of one pass, the first or the careful one."""
+    second_pass = name.startswith("second pass")
+    if "observed" in name or second_pass:
+        observe = Observe(key_mass=True, top=8, profile=16) if second_pass else Observe(map=64)
+        launches = record_kernels(lambda: _run_observed.run_observed(q, k, k, scores, observe, None))
+    elif name.startswith("forward"):
+        launches = record_kernels(lambda: _run_forward.run_forward(q, k, k, scores, None))
+    else:
+        launches = _backward_launches(q, k, scores)
+
+    kernel = KERNELS[name.removesuffix(", careful").removesuffix(", all options")]
+    careful = name.endswith(", careful")
+    found = []
+    for launch in launches:
+        if launch[0].__name__ == kernel and launch[2].get("CAREFUL", False) == careful:
+            found.append(launch)
+    (launch,) = found
+    return launch
 
 
 def _backward_launches(q: torch.Tensor, k: torch.Tensor, scores: Scores) -> list[tuple[Any, Any, dict[str, Any]]]:
@@ -148,9 +195,14 @@ def _all_launches(q: torch.Tensor, k: torch.Tensor, scores: Scores) -> list[tupl
     """The kernels of the forward and the backward pass, observed and not, and of exact tiles."""
     sums = q.new_zeros(q.shape[:3], dtype=torch.float32)
     observe = Observe(map=1, key_mass=True, top=1, profile=1, queries=torch.ones(1, q.shape[2], dtype=torch.bool))
+    # The widest values that groups need, and the narrowest.
+    groups = [Groups(torch.zeros(1, k.shape[2], dtype=torch.int64), list(map(str, range(count)))) for count in (256, 3)]
     real = observe.real_queries(q.shape[2])
     launches = record_kernels(lambda: _run_forward.run_forward(q, k, k, scores, (sums, sums)))
     launches += record_kernels(lambda: _run_observed.run_observed(q, k, k, scores, observe, real))
+    for one in groups:
+        request = Observe(groups=one)
+        launches += record_kernels(lambda request=request: _run_observed.run_observed(q, k, k, scores, request, None))
     launches += _backward_launches(q, k, scores)
     edges = torch.tensor([0, k.shape[2]])
     launches += record_kernels(lambda: _run_observed.run_bin_masses(q, k, sums, sums, scores, edges))
@@ -290,7 +342,8 @@ def problem(variant: Variant, needs: Needs) -> str:
     """Why a variant is not acceptable; empty if it is."""
     if needs.shared > TARGETS[variant.target][2] * 1024:
         return f"needs {needs.shared} bytes of shared memory"
-    if variant.name.startswith("forward") and variant.width <= NO_SPILLS_TO and needs.spilled:
+    first_forward = variant.name.startswith("forward") and not variant.name.endswith("careful")
+    if first_forward and variant.width <= NO_SPILLS_TO and needs.spilled:
         return f"spills {needs.spilled} bytes"
     return ""
 
@@ -298,7 +351,7 @@ def problem(variant: Variant, needs: Needs) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="the widths of q, k and v")
-    parser.add_argument("--dtypes", nargs="+", default=("float16", "bfloat16"), choices=DTYPES)
+    parser.add_argument("--dtypes", nargs="+", default=TABLE_DTYPES, choices=DTYPES)
     parser.add_argument("--targets", nargs="+", default=tuple(TARGETS), choices=TARGETS)
     parser.add_argument("--passes", nargs="+", default=PASSES, choices=PASSES + RARE)
     parser.add_argument("--store", type=Path, help="a folder for results, so that a stopped run can go on")

@@ -29,6 +29,9 @@ from regard.kernels.triton._logits import (
     weight_tile,
 )
 
+# How many bounds of rows are read at once where a range of rows is searched.
+ROWS_OF_A_SCAN = tl.constexpr(512)
+
 
 @triton.jit
 def fill_delta(call, out, grad_out, delta_of_rows, E: tl.constexpr, E_PADDED: tl.constexpr, ROWS: tl.constexpr):
@@ -45,15 +48,17 @@ def fill_delta(call, out, grad_out, delta_of_rows, E: tl.constexpr, E_PADDED: tl
 
 
 @triton.jit
-def weighted_sum(weights, x, visible, sums, hits, CAREFUL: tl.constexpr):
+def weighted_sum(weights, x, sees, sums, hits, CAREFUL: tl.constexpr):
     """sums + weights @ x. If CAREFUL, ``hits`` counts the visible numbers of x that are not finite.
+
+    ``sees`` is 1 at visible pairs and 0 at hidden ones, in float16.
 
     0 · NaN of a hidden pair would reach the sum. The usual kernel forms it, and its programs report sums that are not
     finite. Those are computed again by the careful kernel, which leaves such numbers out and counts them.
     """
     if CAREFUL:
         finite = is_finite(x)
-        hits = dot(visible.to(tl.float16), tl.where(finite, 0.0, 1.0).to(tl.float16), hits)
+        hits = dot(sees, tl.where(finite, 0.0, 1.0).to(tl.float16), hits)
         x = tl.where(finite, x, 0.0).to(x.dtype)
     sums = dot(as_dtype(weights, x.dtype), x, sums)
     return sums, hits
@@ -74,6 +79,23 @@ def backward_tile(call, b, h, rows, keys, scores, weights, visible, grad_rows, v
         tanh = scores / call.softcap
         d_scores = tl.where(visible, d_logits * (1.0 - tanh * tanh), 0.0)
     return surviving, d_logits, d_scores
+
+
+@triton.jit
+def rows_that_see(call, b, j, KEYS: tl.constexpr):
+    """All queries that see one of the keys j … j + KEYS − 1 are in the range first ≤ i < end, which is returned."""
+    first = tl.cast(0, tl.int32)
+    end = tl.cast(call.N, tl.int32)
+    if call.lo is not None or call.hi is not None:
+        first = tl.cast(call.N, tl.int32)
+        end = tl.cast(0, tl.int32)
+        for i in range(0, call.N, ROWS_OF_A_SCAN):
+            rows = i + tl.arange(0, ROWS_OF_A_SCAN)
+            lo, hi = row_bounds(call, b, rows)
+            sees = (lo < hi) & (lo < j + KEYS) & (hi > j)
+            first = tl.minimum(first, tl.min(tl.where(sees, rows, call.N), 0))
+            end = tl.maximum(end, tl.max(tl.where(sees, rows + 1, 0), 0))
+    return first, end
 
 
 @triton.jit
@@ -133,7 +155,7 @@ def backward_queries(
         if d_logit_sizes is not None:
             sizes += tl.sum(tl.where(d_logits - d_logits == 0, tl.abs(d_logits), 0.0), 1)
         if dq is not None:
-            sums, hits = weighted_sum(d_scores, k, visible, sums, hits, CAREFUL)
+            sums, hits = weighted_sum(d_scores, k, visible.to(tl.float16), sums, hits, CAREFUL)
 
     if d_logit_sizes is not None:
         tl.store(d_logit_sizes + row_index, sizes, mask=exists)
@@ -185,15 +207,14 @@ def backward_keys(
     if CAREFUL:
         dk_hits = tl.zeros([KEYS, D_PADDED], tl.float32)
         dv_hits = tl.zeros([KEYS, E_PADDED], tl.float32)
-    row_tiles = tl.cdiv(call.N, ROWS)
-    for t in range(0, call.H // call.G * row_tiles):
-        h = g * (call.H // call.G) + t // row_tiles
-        rows = t % row_tiles * ROWS + tl.arange(0, ROWS)
-        lo, hi = row_bounds(call, b, rows)
-        first, end = key_range(call, lo, hi, 1)
-        # Tiles of queries that see none of the keys are skipped.
-        if (first < j + KEYS) & (end > j):
+    # Everything is loaded without a condition: Triton loads the next tile ahead only in such a loop.
+    first_row, end_row = rows_that_see(call, b, j, KEYS)
+    heads = call.H // call.G
+    for h in range(g * heads, (g + 1) * heads):
+        for i in range(first_row // ROWS * ROWS, end_row, ROWS):
+            rows = i + tl.arange(0, ROWS)
             exists = rows < call.N
+            lo, hi = row_bounds(call, b, rows)
             row_index = (b * call.H + h).to(tl.int64) * call.N + rows
             hard_max = load_hard_max(call, row_index, exists, SCORES)
             row_max, inverse_sum = load_row_sums(row_max_of_rows, row_sum_of_rows, row_index, exists)
@@ -206,7 +227,8 @@ def backward_keys(
             surviving, _, d_scores = backward_tile(
                 call, b, h, rows, keys, scores, weights, visible, grad_rows, v, delta
             )
-            seen_from = tl.trans(visible)
+            # Converted first: Triton cannot transpose single bits on every GPU.
+            seen_from = tl.trans(visible.to(tl.float16))
             dv_sums, dv_hits = weighted_sum(tl.trans(surviving), grad_rows, seen_from, dv_sums, dv_hits, CAREFUL)
             if dk is not None:
                 dk_sums, dk_hits = weighted_sum(tl.trans(d_scores), q, seen_from, dk_sums, dk_hits, CAREFUL)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from regard._lowered_scores import RelativeTerm, Scores
-from regard.kernels.native import as_float32, contiguous_rows
+from regard.kernels.native import contiguous_rows
+from regard.kernels.score_tiles import convert_bias
 
 
 class View(NamedTuple):
@@ -72,6 +73,7 @@ class Call(NamedTuple):
 class Observables(NamedTuple):
     """The measurements of the forward pass. Row values are [B, H, N]."""
 
+    logit_max: Tensor
     entropy: Tensor
     peak: Tensor
     offset: Tensor
@@ -85,6 +87,7 @@ class Observables(NamedTuple):
     local_radius: int
     map_size: int
     map: Tensor | None  # [H, map_size, map_size], integers in units of 2^−32
+    map_nan: Tensor | None  # uint8, as large as the map: 1 where a summand is NaN
     # [B·H, map_size, N]: the weight of each row on each bin of keys, and the maximum that it is relative to.
     bin_mass: Tensor | None
     bin_max: Tensor | None
@@ -97,7 +100,9 @@ class SecondPass(NamedTuple):
 
     counted: Tensor  # [B, H, N]: 1 for real queries that see a key
     key_mass: Tensor | None  # [H, M], in units of 2^−32
+    key_mass_nan: Tensor | None  # uint8: 1 where a summand is NaN
     profile: Tensor | None  # [H, 2·profile_radius + 1], in units of 2^−32
+    profile_nan: Tensor | None
     profile_rows: Tensor | None
     profile_radius: int
     query_offset: int
@@ -142,7 +147,7 @@ def new_call(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Call:
         bias = view(_as_kernel_float(scores.bias))
     sinks = None
     if scores.sinks is not None:
-        sinks = scores.sinks.float().contiguous()
+        sinks = convert_bias(scores.sinks, torch.float32).contiguous()
 
     # Without dropout these numbers are not used.
     keep_from = 0
@@ -204,7 +209,7 @@ def _new_term(term: RelativeTerm) -> Term:
 
 def _as_kernel_float(x: Tensor) -> Tensor:
     """A bias that a kernel can read: kernels convert half precision themselves, but not float64."""
-    return as_float32(x) if x.dtype == torch.float64 else x
+    return convert_bias(x, torch.float32) if x.dtype == torch.float64 else x
 
 
 def _batch_stride(bound: Tensor | None) -> int:

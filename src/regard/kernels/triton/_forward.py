@@ -23,6 +23,7 @@ from regard.kernels.triton._logits import (
     store_rows,
     tile_is_finite,
 )
+from regard.kernels.triton._nan_rows import observe_nan_rows
 from regard.kernels.triton._observables import (
     add_to_bins,
     add_to_map,
@@ -80,8 +81,9 @@ def forward(
         row_sum = tl.where(sink == float("-inf"), row_sum, 1.0)
     outputs = tl.zeros([ROWS, E_PADDED], tl.float32)
     if CAREFUL:
-        hits_up = tl.zeros([ROWS, E_PADDED], tl.float32)
-        hits_down = tl.zeros([ROWS, E_PADDED], tl.float32)
+        # Which outputs meet a visible +inf (bits 0–7) and −inf (from bit 8 on).
+        tl.static_assert(KEYS < 256)
+        hits = tl.zeros([ROWS, E_PADDED], tl.int32)
     if observables is not None:
         entropy_sum = tl.zeros([ROWS], tl.float32)
         offset_sum = tl.zeros([ROWS], tl.float32)
@@ -131,15 +133,13 @@ def forward(
             weights = tl.where(keep_tile(call, row_hashes, keys), weights, 0.0)
         v = load_rows(call.v, b, g, keys, call.M, E, E_PADDED)
         if CAREFUL:
-            # A NaN counts in both directions, so that it stays a NaN.
-            sees = visible.to(tl.float16)
-            finite = is_finite(v)
             value = v.to(tl.float32)
-            up = tl.where(finite | (value == float("-inf")), 0.0, 1.0).to(tl.float16)
-            down = tl.where(finite | (value == float("inf")), 0.0, 1.0).to(tl.float16)
-            hits_up = dot(sees, up, hits_up)
-            hits_down = dot(sees, down, hits_down)
-            v = tl.where(finite, v, 0.0).to(v.dtype)
+            # One product counts both signs: +inf is 1, and −inf is 256. A NaN counts as both, so that it stays a NaN.
+            hit = tl.where(value == float("inf"), 1.0, tl.where(value == float("-inf"), 256.0, 257.0))
+            hit = tl.where(is_finite(v), 0.0, hit).to(tl.float16)
+            block_hits = dot(visible.to(tl.float16), hit, tl.zeros([ROWS, E_PADDED], tl.float32))
+            hits = hits | block_hits.to(tl.int32)
+            v = tl.where(is_finite(v), v, 0.0).to(v.dtype)
         outputs = outputs * rescale[:, None]
         outputs = dot(as_dtype(weights, v.dtype), v, outputs)
 
@@ -150,8 +150,10 @@ def forward(
         outputs = outputs * call.keep_factor
     outputs = outputs / divisor[:, None]
     if CAREFUL:
-        outputs = tl.where(hits_up > 0, float("inf"), outputs)
-        outputs = tl.where(hits_down > 0, tl.where(hits_up > 0, float("nan"), float("-inf")), outputs)
+        up = (hits & 255) != 0
+        down = hits >= 256
+        outputs = tl.where(up, float("inf"), outputs)
+        outputs = tl.where(down, tl.where(up, float("nan"), float("-inf")), outputs)
     elif nonfinite is not None:
         tl.store(nonfinite + tl.program_id(0), 1 - tile_is_finite(outputs))
     store_rows(out, b, h, rows, call.N, outputs, E, E_PADDED)
@@ -161,6 +163,26 @@ def forward(
         tl.store(row_max_of_rows + row_index, tl.where(empty, float("-inf"), row_max), mask=exists)
         tl.store(row_sum_of_rows + row_index, row_sum, mask=exists)
     if observables is not None:
+        nan_rows = exists & (row_sum != row_sum)
+        if tl.max(nan_rows.to(tl.int32), 0) > 0:
+            peak_at, sink_sum, local_sum = observe_nan_rows(
+                call,
+                observables,
+                b,
+                h,
+                head,
+                rows,
+                lo,
+                hi,
+                first,
+                end,
+                nan_rows,
+                peak_at,
+                sink_sum,
+                local_sum,
+                ROWS,
+                KEYS,
+            )
         share = store_row_values(
             call,
             observables,

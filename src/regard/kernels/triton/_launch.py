@@ -54,7 +54,9 @@ def widths(call: Call) -> dict[str, int]:
 def choose_tile(kind: str, call: Call) -> TileSize:
     """The tile of a pass over this call."""
     sizes = widths(call)
-    return tile_size(kind, call.q.data.element_size(), max(sizes["D_PADDED"], sizes["E_PADDED"]))
+    # Values may be wider numbers than queries: those of groups of keys are float32.
+    bytes_per_number = max(call.q.data.element_size(), call.v.data.element_size())
+    return tile_size(kind, bytes_per_number, max(sizes["D_PADDED"], sizes["E_PADDED"]))
 
 
 def forward_kind(call: Call, *, observed: bool) -> str:

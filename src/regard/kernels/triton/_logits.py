@@ -77,17 +77,19 @@ def store_rows(view, b, h, rows, count, values, WIDTH: tl.constexpr, PADDED: tl.
 def row_bounds(call, b, rows):
     """The keys lo ≤ j < hi of each row. A row after the last one sees nothing.
 
-    The bounds are clamped, so that a wrong value cannot lead to a key that does not exist.
+    The bounds are clamped to 0 … M, so that a wrong value cannot lead to a key that does not exist. They are int64, and
+    are clamped before they become int32.
     """
     exists = rows < call.N
     lo = tl.zeros_like(rows)
     hi = tl.where(exists, call.M, 0)
     if call.lo is not None:
         bound = tl.load(call.lo + tl.cast(b, tl.int64) * call.lo_batch_stride + rows, mask=exists, other=0)
-        lo = tl.maximum(bound, 0).to(tl.int32)
+        lo = tl.minimum(tl.maximum(bound, 0), call.M).to(tl.int32)
     if call.hi is not None:
         bound = tl.load(call.hi + tl.cast(b, tl.int64) * call.hi_batch_stride + rows, mask=exists, other=0)
-        hi = tl.minimum(bound, hi).to(tl.int32)
+        # A row that does not exist has read 0.
+        hi = tl.minimum(tl.maximum(bound, 0), call.M).to(tl.int32)
     return lo, hi
 
 

@@ -15,7 +15,10 @@ FEW_MAP_ROWS = tl.constexpr(4)
 
 @triton.jit
 def in_units(x):
-    """A sum of weights in units of 2^−32, rounded. Sums of integers do not depend on their order."""
+    """A sum of weights in units of 2^−32, rounded. Sums of integers do not depend on their order.
+
+    NaN is no integer: who adds units adds 0 in its place, and enters it in a table of its own.
+    """
     return (x.to(tl.float64) * 4294967296.0 + 0.5).to(tl.int64)
 
 
@@ -124,19 +127,24 @@ def store_row_values(
     peak_at,
     visible_keys,
 ):
-    """Write the row values. Returns each row's share of the map: 1/row_sum, or 0 for a row that is not counted."""
+    """Write the row values. Returns each row's share of the map: 1/row_sum, or 0 for a row that is not counted.
+
+    The share is NaN for a row of NaN.
+    """
     exists = rows < call.N
     empty = row_sum == 0
     inverse = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, row_sum))
     entropy = tl.where(empty, 0.0, tl.log(tl.where(empty, 1.0, row_sum)) - entropy_sum * inverse)
     sees = visible_keys > 0
+    tl.store(observables.logit_max + row_index, peak, mask=exists)
     tl.store(observables.entropy + row_index, entropy, mask=exists)
     tl.store(observables.peak + row_index, tl.where(sees, tl.exp(peak - row_max) * inverse, 0.0), mask=exists)
     tl.store(observables.peak_at + row_index, tl.where(sees, peak_at, -1).to(tl.int64), mask=exists)
     tl.store(observables.offset + row_index, offset_sum * inverse, mask=exists)
     tl.store(observables.distance + row_index, distance_sum * inverse, mask=exists)
-    tl.store(observables.sink + row_index, sink_sum * inverse, mask=exists)
-    tl.store(observables.local + row_index, local_sum * inverse, mask=exists)
+    # In a row of NaN these stay 0 without a visible key there.
+    tl.store(observables.sink + row_index, tl.where(sink_sum == 0, 0.0, sink_sum * inverse), mask=exists)
+    tl.store(observables.local + row_index, tl.where(local_sum == 0, 0.0, local_sum * inverse), mask=exists)
     tl.store(observables.visible + row_index, visible_keys.to(tl.int64), mask=exists)
     counts = sees & exists
     if observables.real_queries is not None:
@@ -159,13 +167,19 @@ def add_to_map(call, observables, head, h, rows, first_row, first, end, row_max,
             at = (tl.cast(head, tl.int64) * size + bin) * call.N + rows
             mass = tl.load(observables.bin_mass + at, mask=exists, other=0.0)
             bin_max = tl.load(observables.bin_max + at, mask=exists, other=LOWEST)
-            mass = mass * tl.exp(bin_max - row_max) * share
+            # The bins of a row of NaN are NaN or 0 already.
+            mass = tl.where(share == share, mass * tl.exp(bin_max - row_max) * share, mass)
+            mass = tl.where(share == 0, 0.0, mass)
+            is_nan = mass != mass
             units = tl.where(mass > 0, in_units(mass), 0)
             if last_map_row - first_map_row < FEW_MAP_ROWS:
                 for map_row in range(first_map_row, last_map_row + 1):
                     cell = tl.sum(tl.where(map_rows == map_row, units, 0), 0)
-                    to = observables.map + (tl.cast(h, tl.int64) * size + map_row) * size + bin
-                    tl.atomic_add(to, cell, sem="relaxed")
+                    has_nan = tl.max((is_nan & (map_rows == map_row)).to(tl.int32), 0) > 0
+                    to = (tl.cast(h, tl.int64) * size + map_row) * size + bin
+                    tl.atomic_add(observables.map + to, cell, sem="relaxed")
+                    tl.store(observables.map_nan + to, 1, mask=has_nan)
             else:
-                to = observables.map + (tl.cast(h, tl.int64) * size + map_rows) * size + bin
-                tl.atomic_add(to, units, mask=units > 0, sem="relaxed")
+                to = (tl.cast(h, tl.int64) * size + map_rows) * size + bin
+                tl.atomic_add(observables.map + to, units, mask=units > 0, sem="relaxed")
+                tl.store(observables.map_nan + to, 1, mask=is_nan)

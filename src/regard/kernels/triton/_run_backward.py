@@ -10,6 +10,7 @@ from torch import Tensor
 from regard._lowered_scores import RelativeTerm, Scores
 from regard.kernels.native import contiguous_rows
 from regard.kernels.reference import Forward, Gradients, reduce_to, sink_gradient
+from regard.kernels.score_tiles import convert_bias
 from regard.kernels.triton._backward import backward_keys, backward_queries, fill_delta
 from regard.kernels.triton._bias_gradients import bias_gradients
 from regard.kernels.triton._call import BiasGradients, Call, TermGradient, View, new_call, rows_view
@@ -22,7 +23,7 @@ from regard.kernels.triton._launch import (
     widths,
     with_hard_max,
 )
-from regard.kernels.triton._tile_sizes import TileSize
+from regard.kernels.triton._tile_sizes import TileSize, careful_tile
 
 # Integers of tables have this many bits for the size of a sum.
 UNIT_BITS = 61
@@ -79,12 +80,13 @@ def run_backward(
     bias_grad = None
     tables: list[Tensor] = []
     if biases and (scores.bias is not None or scores.terms):
-        bias_grad, tables = _run_bias_gradients(call, scores, tile, shared, d_logit_sizes)
+        bias_grad, tables = _run_bias_gradients(call, scores, shared, d_logit_sizes)
     sink_grad = None
     if scores.sinks is not None:
         # As in the reference, but with float32 sinks, because the kernel reads float32.
         delta = delta.to(result.row_max.dtype)
-        sink_grad = sink_gradient(scores.sinks.float(), result.row_max, result.row_sum, delta).to(scores.sinks.dtype)
+        sinks = convert_bias(scores.sinks, torch.float32)
+        sink_grad = sink_gradient(sinks, result.row_max, result.row_sum, delta).to(scores.sinks.dtype)
     return Gradients(dq, dk, dv, bias_grad, sink_grad, tables)
 
 
@@ -96,17 +98,18 @@ def _run_twice_if_needed(kernel: Any, programs: int, tile: TileSize, arguments: 
     arguments = arguments | {"nonfinite": nonfinite}
     run_kernel(kernel, programs, tile, arguments | {"CAREFUL": False})
     if nonfinite is not None:
-        run_kernel(kernel, programs, tile, arguments | {"CAREFUL": True})
+        run_kernel(kernel, programs, careful_tile(tile), arguments | {"CAREFUL": True})
 
 
 # --- biases and tables ------------------------------------------------------------------------------------------------
 
 
 def _run_bias_gradients(
-    call: Call, scores: Scores, tile: TileSize, shared: dict[str, Any], d_logit_sizes: Tensor | None
+    call: Call, scores: Scores, shared: dict[str, Any], d_logit_sizes: Tensor | None
 ) -> tuple[Tensor | None, list[Tensor]]:
     """The gradients of the dense bias and of the tables."""
     device = call.q.data.device
+    tile = choose_tile("bias gradients", call)
     shared_batches = call.B
     shared_heads = call.H
     row_tiles = -(-call.N // tile.rows)
@@ -143,6 +146,8 @@ def _run_bias_gradients(
         "shared_batches": shared_batches,
         "shared_heads": shared_heads,
         "units_per_one": units_per_one,
+        "ROWS": tile.rows,
+        "KEYS": tile.keys,
     }
     run_kernel(bias_gradients, shared_batches * shared_heads * row_tiles * key_tiles, tile, arguments)
 

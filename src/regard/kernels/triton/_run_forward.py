@@ -21,6 +21,7 @@ from regard.kernels.triton._launch import (
     widths,
     with_hard_max,
 )
+from regard.kernels.triton._tile_sizes import careful_tile
 
 
 def new_row_sums(q: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,8 +38,11 @@ def run_forward(
     row_sums: tuple[Tensor, Tensor] | None,
     observables: Observables | None = None,
 ) -> tuple[Call, Tensor]:
-    """Compute ``out``, and write row_max and row_sum if they are given. Returns the call, for later passes."""
-    out = q.new_empty(*q.shape[:3], v.shape[3])
+    """Compute ``out`` in v's dtype, and write row_max and row_sum if they are given.
+
+    Returns the call too, for later passes.
+    """
+    out = v.new_empty(*q.shape[:3], v.shape[3])
     call = with_hard_max(new_call(q, k, v, scores))
     row_max, row_sum = row_sums or (None, None)
     tile = choose_tile(forward_kind(call, observed=observables is not None), call)
@@ -61,5 +65,5 @@ def run_forward(
     # The programs of this launch end at once, except those whose result was not finite.
     if nonfinite is not None:
         again = {"row_max_of_rows": None, "row_sum_of_rows": None, "observables": None, "CAREFUL": True}
-        run_kernel(forward, programs, tile, arguments | again)
+        run_kernel(forward, programs, careful_tile(tile), arguments | again)
     return call, out

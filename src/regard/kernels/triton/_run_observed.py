@@ -1,12 +1,14 @@
-"""Observables on a GPU: row values and the map in the forward pass, the rest in a second pass."""
+"""Observables on a GPU: row values and map in the forward pass, groups in another one, the rest in a second pass."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from regard._groups import Groups
 from regard._lowered_scores import Scores
 from regard._observables import Observe
 from regard._shapes import resolve_offset
@@ -39,6 +41,7 @@ def run_observed(
         values[name] = torch.empty(B, H, n, dtype=torch.int64, device=device)
     query_offset = resolve_offset(n, m, observe.offset)
     map_sums = torch.zeros(H, observe.map, observe.map, dtype=torch.int64, device=device)
+    map_nan = torch.zeros_like(map_sums, dtype=torch.uint8)
     bin_mass = None
     bin_max = None
     if observe.map:
@@ -57,12 +60,15 @@ def run_observed(
         local_radius=observe.local,
         map_size=observe.map,
         map=map_sums if observe.map else None,
+        map_nan=map_nan if observe.map else None,
         bin_mass=bin_mass,
         bin_max=bin_max,
         real_queries=real_rows,
         real_queries_batch_stride=real_batch_stride,
     )
     call, out = run_forward(q, k, v, scores, row_sums, observables)
+    if observe.groups is not None:
+        values["groups"] = _group_masses(q, k, scores, observe.groups)
 
     # A row counts if it sees a key and is not padding. Means over rows divide by the rows that count.
     counted = values["visible"] > 0
@@ -75,10 +81,25 @@ def run_observed(
         map_rows = torch.zeros(H, observe.map, dtype=torch.int64, device=device)
         map_rows = map_rows.index_add_(1, map_row, counted.sum(0))
         values["map_rows"] = map_rows
-        values["map"] = _mean_weight(map_sums, map_rows.unsqueeze(-1))
+        values["map"] = _mean_weight(map_sums, map_nan, map_rows.unsqueeze(-1))
     if observe.key_mass or observe.top or observe.profile is not None:
         values |= _run_second_pass(call, scores, observe, values, row_sums, query_offset)
     return out, *row_sums, values
+
+
+def _group_masses(q: Tensor, k: Tensor, scores: Scores, groups: Groups) -> Tensor:
+    """``[B, H, n, C]``: the weight of each row on each group.
+
+    It is the output of attention whose values say in which group a key is, 1 or 0 per group: there are at most as many
+    groups as the kernels take columns of values. Groups in the registers of the forward pass would make it slower, also
+    where none are measured.
+    """
+    numbers = torch.arange(len(groups), device=q.device)
+    membership = (groups.labels[:, None, :, None] == numbers).float()  # [B or 1, 1, m, C]
+    membership = membership.expand(k.shape[0], k.shape[1], -1, -1)
+    # Observables are taken before dropout.
+    _, masses = run_forward(q, k, membership, replace(scores, dropout=0.0, seed=None), None)
+    return masses
 
 
 def _run_second_pass(
@@ -96,9 +117,11 @@ def _run_second_pass(
     radius = 0
     if observe.key_mass:
         buffers["key_mass"] = torch.zeros(H, call.M, dtype=torch.int64, device=device)
+        buffers["key_mass_nan"] = torch.zeros_like(buffers["key_mass"], dtype=torch.uint8)
     if observe.profile is not None:
         radius = observe.profile_radii()[0]
         buffers["profile"] = torch.zeros(H, 2 * radius + 1, dtype=torch.int64, device=device)
+        buffers["profile_nan"] = torch.zeros_like(buffers["profile"], dtype=torch.uint8)
         buffers["profile_rows"] = torch.zeros_like(buffers["profile"])
     if observe.top:
         buffers["top"] = torch.empty(B, H, n, observe.top, dtype=torch.float32, device=device)
@@ -106,7 +129,9 @@ def _run_second_pass(
     pass_ = SecondPass(
         counted=values["counted"].view(torch.uint8),
         key_mass=buffers.get("key_mass"),
+        key_mass_nan=buffers.pop("key_mass_nan", None),
         profile=buffers.get("profile"),
+        profile_nan=buffers.pop("profile_nan", None),
         profile_rows=buffers.get("profile_rows"),
         profile_radius=radius,
         query_offset=query_offset,
@@ -119,10 +144,10 @@ def _run_second_pass(
     run_kernel(second_pass, count_row_tiles(call, tile), tile, arguments)
 
     # The kernel sums in units over rows; observables are means.
-    if observe.key_mass:
-        buffers["key_mass"] = _mean_weight(buffers["key_mass"], values["rows"].unsqueeze(-1))
-    if observe.profile is not None:
-        buffers["profile"] = _mean_weight(buffers["profile"], buffers["profile_rows"])
+    if pass_.key_mass is not None:
+        buffers["key_mass"] = _mean_weight(pass_.key_mass, pass_.key_mass_nan, values["rows"].unsqueeze(-1))
+    if pass_.profile is not None:
+        buffers["profile"] = _mean_weight(pass_.profile, pass_.profile_nan, buffers["profile_rows"])
     return buffers
 
 
@@ -142,9 +167,11 @@ def _weight_arguments(call: Call, scores: Scores, row_sums: tuple[Tensor, Tensor
     }
 
 
-def _mean_weight(sums: Tensor, rows: Tensor) -> Tensor:
-    """The mean over ``rows`` of weights that the kernel summed in units of 2^−32."""
-    return (sums.double() * _UNIT / rows.clamp(min=1)).float()
+def _mean_weight(sums: Tensor, has_nan: Tensor | None, rows: Tensor) -> Tensor:
+    """The mean over ``rows`` of weights that the kernel summed in units of 2^−32; NaN where one of them was NaN."""
+    assert has_nan is not None
+    means = (sums.double() * _UNIT / rows.clamp(min=1)).float()
+    return torch.where(has_nan != 0, torch.nan, means)
 
 
 def run_bin_masses(q: Tensor, k: Tensor, row_max: Tensor, row_sum: Tensor, scores: Scores, edges: Tensor) -> Tensor:

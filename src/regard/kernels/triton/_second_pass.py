@@ -31,18 +31,21 @@ def add_to_profile(pass_, h, keys, rows, visible, counted, weights):
     offsets = keys.to(tl.int64)[None, :] - positions[:, None]
     inside = visible & (counted != 0)[:, None] & (tl.abs(offsets) <= radius)
     at = tl.cast(h, tl.int64) * (2 * radius + 1) + offsets + radius
-    tl.atomic_add(pass_.profile + at, in_units(weights), mask=inside, sem="relaxed")
+    is_nan = weights != weights
+    tl.atomic_add(pass_.profile + at, in_units(tl.where(is_nan, 0.0, weights)), mask=inside, sem="relaxed")
+    tl.store(pass_.profile_nan + at, 1, mask=inside & is_nan)
     tl.atomic_add(pass_.profile_rows + at, inside.to(tl.int64), mask=inside, sem="relaxed")
 
 
 @triton.jit
-def update_top(keys, logits, visible, top_logits, top_at, TOP_PADDED: tl.constexpr, slots, top_count):
+def update_top(keys, logits, visible, least, top_logits, top_at, TOP_PADDED: tl.constexpr, slots, top_count):
     """Insert the logits of a tile into each row's list of its largest ones. Of equal logits, the lower key stays.
 
     A list is not sorted. A logit that is larger than the smallest of a list takes its place, the highest key first.
+    ``least`` is the lowest rank of a visible key in each row.
     """
-    # A visible key of weight 0 ranks above a hidden one.
-    ranks = tl.where(visible, tl.maximum(logits, LOWEST), float("-inf"))
+    # A visible key of weight 0 ranks above a hidden one. NaN is not larger than anything, so it gets the lowest rank.
+    ranks = tl.where(visible, tl.maximum(logits, least[:, None]), float("-inf"))
     best = tl.max(ranks, 1)
     worst = tl.min(tl.where(slots < top_count, top_logits, float("inf")), 1)
     while tl.max((best > worst).to(tl.int32), 0) > 0:
@@ -110,6 +113,8 @@ def second_pass(
         slots = tl.arange(0, TOP_PADDED)[None, :]
         top_logits = tl.full([ROWS, TOP_PADDED], float("-inf"), tl.float32)
         top_at = tl.full([ROWS, TOP_PADDED], -1, tl.int32)
+        # In a row of NaN all visible keys have the same rank.
+        least = tl.where(inverse_sum == inverse_sum, LOWEST, float("inf"))
     for j in range(first, end, KEYS):
         keys = j + tl.arange(0, KEYS)
         k = load_rows(call.k, b, g, keys, call.M, D, D_PADDED)
@@ -117,13 +122,15 @@ def second_pass(
         logits, visible = logit_tile(call, b, h, rows, keys, lo, hi, hard_max, scores, SCORES)
         if pass_.top is not None:
             top_logits, top_at = update_top(
-                keys, logits, visible, top_logits, top_at, TOP_PADDED, slots, pass_.top_count
+                keys, logits, visible, least, top_logits, top_at, TOP_PADDED, slots, pass_.top_count
             )
         weights = weight_tile(logits, visible, row_max, inverse_sum)
         if pass_.key_mass is not None:
             mass = tl.sum(tl.where((counted != 0)[:, None], weights, 0.0), 0)
-            to = pass_.key_mass + tl.cast(h, tl.int64) * call.M + keys
-            tl.atomic_add(to, in_units(mass), mask=keys < call.M, sem="relaxed")
+            to = tl.cast(h, tl.int64) * call.M + keys
+            is_nan = mass != mass
+            tl.atomic_add(pass_.key_mass + to, in_units(tl.where(is_nan, 0.0, mass)), mask=keys < call.M, sem="relaxed")
+            tl.store(pass_.key_mass_nan + to, 1, mask=(keys < call.M) & is_nan)
         if pass_.profile is not None:
             first_near = tl.cast(pass_.query_offset, tl.int64) + tile * ROWS - pass_.profile_radius
             end_near = first_near + ROWS + 2 * tl.cast(pass_.profile_radius, tl.int64)
