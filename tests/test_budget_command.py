@@ -49,6 +49,16 @@ def read(run: Run, *given: object) -> Any:
     return json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes in the file system are needed")
+def test_a_pipe_is_not_a_folder(run: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "folder" / "config.json")
+    for path in (tmp_path / "pipe.json", tmp_path / "folder"):
+        code, _, (line,) = run(path)
+        assert code == 2 and "must be a regular file, got a pipe" in line
+
+
 def test_the_theorys_exercise(run: Run) -> None:
     said = printed(run, "attention", "d=512", "heads=8", "bias=no")
     for number in ("98,304 per head", "786,432 all heads", "262,144 output", "1,048,576 total", "8n² + 2,048n values"):

@@ -7,18 +7,24 @@ know nothing of each other.
 from __future__ import annotations
 
 import json
+import logging
+import resource
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.commands import command
 
 from regard import budget
 from regard._config_json import Config
 from regard._errors import RegardError
 from regard.budget import _hf_configs as configs
+from regard.budget._cost_figure import cost_curves
 from regard.budget._counted_model import CountedModel, build_counted
 from regard.budget._counted_plan import CountedPlan
+from regard.budget._decoder_entries import NoFormulaError
 from regard.budget._decoder_families import DECODERS
 from regard.budget._experts_part import Experts
 from regard.budget._parts import Embedding
@@ -182,8 +188,53 @@ def test_a_family_by_formula(family: str, entries: dict[str, Any]) -> None:
 
 def test_every_family_is_tried() -> None:
     tried = {family for family, _ in CASES}
-    elsewhere = {"t5", "vit"}  # test_budget_flops.py and test_budget_parameters.py
-    assert tried | elsewhere == set(DECODERS) | set(configs.FAMILIES) | set(configs.ENCODERS)
+    # test_budget_flops.py and test_budget_parameters.py; test_relatives_of_t5 below
+    elsewhere = {"t5", "vit", "mt5", "umt5"}
+    assert tried | elsewhere == set(DECODERS) | set(configs.FAMILIES) | set(configs.OTHERS)
+
+
+# Relatives of T5
+
+MT5: dict[str, Any] = {
+    **{
+        "d_model": 24,
+        "d_kv": 8,
+        "d_ff": 40,
+        "num_heads": 3,
+        "num_layers": 2,
+        "num_decoder_layers": 3,
+        "vocab_size": 61,
+    },
+    "feed_forward_proj": "gated-gelu",
+}
+
+
+@pytest.mark.parametrize("family", ["mt5", "umt5"])
+@pytest.mark.parametrize("ties", [None, True, False])
+def test_relatives_of_t5(family: str, ties: bool | None) -> None:
+    """With ``tie_word_embeddings: false`` their checkpoints have an output matrix, which transformers 5 ties."""
+    entries = MT5 | {"model_type": family}
+    if ties is not None:
+        entries["tie_word_embeddings"] = ties
+    counted = build_counted(Config(entries))
+    model = budget.from_config(entries)
+    assert isinstance(model, budget.Model)
+    plan = budget.plan(model, 17, source=11, batch=2)
+    walked = budget.plan(counted, 17, source=11, batch=2)
+    assert plan.forward_flops == walked.forward_flops and plan.memory.cache == walked.cache_bytes
+
+    own_matrix = 61 * 24 if ties is False else 0
+    module_parameters = sum(parameter.numel() for parameter in counted.module.parameters())
+    assert plan.parameters == walked.parameters == module_parameters + own_matrix
+    assert counted.untied_parameters == own_matrix
+    assert (f"{own_matrix:,} of them in an output matrix" in " ".join(str(walked).split())) == (ties is False)
+
+
+def test_published_parameters_of_mt5() -> None:
+    """mT5-small, as published: its checkpoint has 300,176,768 parameters."""
+    entries = MT5 | {"model_type": "mt5", "d_model": 512, "d_kv": 64, "d_ff": 1024, "num_heads": 6, "num_layers": 8}
+    entries |= {"num_decoder_layers": 8, "vocab_size": 250112, "tie_word_embeddings": False}
+    assert budget.from_config(entries).parameters == 300_176_768
 
 
 # Images and text
@@ -250,10 +301,57 @@ def test_a_token_after_an_image_does_not_read_it_again() -> None:
     assert whole.parameters > text.parameters and whole.forward_flops > text.forward_flops
 
 
+def test_a_text_has_a_place_for_the_image() -> None:
+    """LLaVA's image of 28 × 28 tiles is 784 tokens: shorter texts are refused, and the default is longer."""
+    entries = IMAGE_CASES["llava"] | {"model_type": "llava"}
+    entries["vision_config"] = entries["vision_config"] | {"image_size": 28, "patch_size": 1}
+    model = configs.model_from_config(Config(entries))
+    assert model.image_tokens == 784
+    default = budget.plan(model)
+    assert int(default.lengths.n) > 784
+    with pytest.raises(ValueError, match=r"^tokens .*784"):
+        budget.plan(model, 783)
+    assert min(cost_curves(default)[0]) >= 784
+    assert int(budget.compare("gpt2", model).first.lengths.n) > 784
+    # Where the image does not fit, nothing does.
+    needs = budget.plan(model, 784).memory.total
+    assert budget.plan(model, memory_limit=needs).max_tokens_forward == 784
+    assert budget.plan(model, memory_limit=needs - 1).max_tokens_forward == 0
+    others = {"paligemma": 16, "gemma3": 4, "llama4": 4}
+    for family, tokens in others.items():
+        config = Config(IMAGE_CASES[family] | {"model_type": family})
+        assert configs.model_from_config(config).image_tokens == tokens
+
+
 def test_a_tower_of_another_family_is_counted() -> None:
     vision = TOWER | {"model_type": "siglip_vision_model"}
     entries = {"model_type": "llava", "text_config": TEXT | {"model_type": "llama"}, "vision_config": vision}
     assert isinstance(budget.from_config(entries), CountedModel)
+
+
+@pytest.mark.parametrize("text", ["qwen2", "gemma2", "llama", "gemma3", None])
+def test_the_text_of_gemma_3_is_its_own(text: str | None) -> None:
+    """transformers builds Gemma 3's decoder whatever the section says."""
+    entries = IMAGE_CASES["gemma3"] | {"model_type": "gemma3"}
+    entries["text_config"] = TEXT | {"model_type": text}
+    model = budget.from_config(entries)
+    assert isinstance(model, budget.Model)
+    assert model.parameters == build_counted(Config(entries)).parameters
+
+
+@pytest.mark.parametrize("text", ["llava", "bert", "t5", "vit", "modernbert"])
+def test_a_text_that_is_not_a_decoder_has_no_formula(text: str) -> None:
+    entries = IMAGE_CASES["llava"] | {"model_type": "llava", "text_config": TEXT | {"model_type": text}}
+    with pytest.raises(NoFormulaError, match="text_config"):
+        configs.model_from_config(Config(entries))
+
+
+def test_sections_in_sections_are_refused() -> None:
+    entries: dict[str, Any] = {"model_type": "llava"}
+    for _ in range(800):
+        entries = {"model_type": "llava", "text_config": entries, "vision_config": {}}
+    with pytest.raises(ValueError, match="levels"):
+        budget.from_config(entries)
 
 
 # Published models, from configs as their owners publish them, typed by hand
@@ -445,6 +543,69 @@ def test_a_family_without_a_formula_is_counted_and_says_so(tmp_path: Path) -> No
     assert "no formula" in str(plan) and "unknown" in str(plan)
 
 
+def test_one_call_gives_flops_and_cache() -> None:
+    model = budget.from_config(MAMBA)
+    assert isinstance(model, CountedModel)
+    calls = []
+    model.module.register_forward_pre_hook(lambda module, inputs: calls.append(module))
+    plan = budget.plan(model, TOKENS)
+    assert plan.forward_flops and plan.cache_bytes
+    assert len(calls) == 1
+
+
+def test_a_walk_that_takes_too_long_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loop over 10,000 tokens stops at the deadline, and the command says meanwhile that it goes on."""
+    monkeypatch.setattr("regard.budget._walk_counted.MOST_WALK_SECONDS", 0.3)
+    monkeypatch.setattr("regard.cli.budget_modes.SILENT_SECONDS", 0.0)
+    code, out, err = command(monkeypatch, capsys, "budget", json.dumps(MAMBA), "--tokens", "10000", "--json")
+    data = json.loads(out)
+    assert code == 0 and data["parameters"] > 0 and data["forward_flops"] is data["bytes"]["cache"] is None
+    assert {"forward_flops", "bytes.cache"} <= set(data["unknown"])
+    assert len(err) == 1 and "still counting" in err[0]
+    plan = budget.plan(budget.from_config(MAMBA), 10000, training=True)
+    assert plan.backward_flops is None and "limit" in plan.walk.reasons["backward_flops"]
+
+
+def test_a_model_that_returns_no_cache_has_an_unknown_one() -> None:
+    """RecurrentGemma keeps its states in its layers."""
+    sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 3, "intermediate_size": 40}
+    plan = budget.plan(budget.from_config({"model_type": "recurrent_gemma", "vocab_size": 61, **sizes}), 8)
+    assert plan.forward_flops and plan.cache_bytes is None and "bytes.cache" in plan.unknown
+    assert "returns no cache" in " ".join(str(plan).split())
+    # An encoder has none.
+    encoder = budget.plan(budget.from_config(BASE | {"model_type": "albert", "embedding_size": 12}), 8)
+    assert encoder.cache_bytes == 0
+
+
+def test_a_model_that_does_not_run_logs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch would log the traceback of the failed run, on standard error."""
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "handlers", [handler])
+    entries = {"model_type": "xlstm", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 61, "num_heads": 4}
+    plan = budget.plan(budget.from_config(entries), 64)
+    assert plan.forward_flops is None and "xLSTM" in str(plan)
+    assert not records
+
+
+@pytest.mark.parametrize(
+    ("entries", "architecture"),
+    [
+        ({"model_type": "bart", "d_model": 24}, "BartForConditionalGeneration"),
+        ({"model_type": "whisper", "d_model": 24}, "WhisperForConditionalGeneration"),
+    ],
+)
+def test_the_default_class_of_an_encoder_decoder_has_both(entries: dict[str, Any], architecture: str) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 61, "pad_token_id": 0}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_layers": 1, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 40}
+    model = budget.from_config(entries | sizes)
+    assert isinstance(model, CountedModel) and model.architecture == architecture
+
+
 def test_both_kinds_of_plan_have_the_same_keys() -> None:
     counted = budget.plan(budget.from_config(MAMBA), 16).to_dict()
     formula = budget.plan("gpt2", 16).to_dict()
@@ -478,8 +639,12 @@ def test_images_are_counted_at_the_size_of_the_config() -> None:
     entries = {"model_type": "dinov2", "hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 2}
     model = budget.from_config(entries | {"image_size": 28, "patch_size": 14})
     assert isinstance(model, CountedModel) and model.reads == "images"
-    flops = budget.plan(model).forward_flops
-    assert flops is not None and flops > 0
+    plan = budget.plan(model, batch=3)
+    assert plan.forward_flops is not None and plan.forward_flops > 0
+    # Such a model has no n.
+    assert "forward pass of 3 images, float32" in str(plan) and plan.to_dict()["tokens"] is None
+    with pytest.raises(ValueError, match=r"^tokens=5"):
+        budget.plan(model, 5)
 
 
 def test_an_input_that_is_neither_text_nor_image_is_unknown() -> None:
@@ -531,6 +696,7 @@ def test_training_counts_the_backward_pass() -> None:
         ({"num_hidden_layers": 2**30}, "num_hidden_layers is"),
         ({"hidden_size": 2**25}, "hidden_size is"),
         ({"num_experts": 2**20}, "num_experts is"),
+        ({"first_k_dense_replace": 2**20}, "first_k_dense_replace is"),
         ({"hidden_size": "wide"}, "transformers cannot build"),
         ({"backbone": "somewhere/else"}, "backbone"),
         ({"architectures": ["LlamaForCausalLM"]}, "architectures is"),
@@ -545,13 +711,68 @@ def test_what_cannot_be_built_is_refused(entries: dict[str, Any], said: str, mon
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the test limits the memory of a process, as only Linux can")
 @pytest.mark.parametrize(
-    "types", [[[["global"], 10**9]], [[["global", "local"] * 1000, 2]], [["global", 2]], [[3, 2]], 7, [[["far"], 4]]]
+    "entries",
+    [
+        MAMBA | {"num_labels": 10**9},
+        {"model_type": "gemma3_text", "hidden_size": 40, "num_labels": 10**9},  # a formula, after defaults
+        {"model_type": "clip", "text_config": {"num_labels": 2**20 + 1}},
+    ],
+)
+def test_a_number_of_labels_takes_no_memory(entries: dict[str, Any]) -> None:
+    """Every config class of transformers makes dictionaries with an entry for each label."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**28, before[1]))
+    try:
+        with pytest.raises(ValueError, match="num_labels is"):
+            budget.from_config(entries)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        [[["global"], 10**9]],
+        [[["global", "local"] * 1000, 2]],
+        [["global", 2]],
+        [[3, 2]],
+        7,
+        [[["far"], 4]],
+        [[[["global"]], 4]],
+        [[["global"], float("inf")]],
+    ],
 )
 def test_groups_of_layers_that_do_not_fit_are_refused(types: Any) -> None:
     with pytest.raises(ValueError, match=r"^config\.json: attention_types is") as error:
         budget.from_config(GPT_NEO | {"model_type": "gpt_neo", "attention_types": types})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "modernbert"])
+def test_types_of_layers_that_are_not_names_are_refused(family: str) -> None:
+    entries = BASE | {"model_type": family, "use_sliding_window": True, "sliding_window": 8}
+    for types in ([[], []], [{}] * 4, [3] * 4):
+        with pytest.raises(ValueError, match="layer_types"):
+            configs.model_from_config(Config(entries | {"layer_types": types}))
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ({"attn_config": {"qk_ln": True}}, "qk_ln of attn_config"),
+        ({"attn_config": {"alibi": False}}, "alibi of attn_config"),
+        ({"attn_config": {"attn_type": "multiquery_attention"}}, "attn_type of attn_config"),
+        ({"no_bias": False}, "no_bias is"),
+    ],
+)
+def test_what_transformers_leaves_out_of_an_mpt_is_refused(entries: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        budget.from_config(MPT | {"model_type": "mpt"} | entries)
+    usual = {"attn_config": {"alibi": True, "qk_ln": False, "attn_type": "multihead_attention"}, "no_bias": True}
+    assert isinstance(budget.from_config(MPT | {"model_type": "mpt"} | usual), budget.Model)
 
 
 def test_code_of_a_folder_is_never_used(tmp_path: Path) -> None:
@@ -601,6 +822,17 @@ def test_configs_as_they_were_published() -> None:
     old = budget.from_config({"model_type": "mpt", "architectures": ["MPTForCausalLM"], **sizes})
     assert isinstance(old, budget.Model) and old.parameters == new.parameters
 
+    # Phi-3.5-MoE names its class as it was before transformers had it; so does a model that is counted.
+    moe = BASE | EXPERTS | {"model_type": "phimoe", "architectures": ["PhiMoEForCausalLM"]}
+    model = budget.from_config(moe)
+    assert isinstance(model, budget.Model) and model.architecture == "PhimoeForCausalLM"
+    mamba = budget.from_config(MAMBA | {"architectures": ["MAMBAForCausalLM"]})
+    assert isinstance(mamba, CountedModel) and (mamba.architecture, mamba.reason) == ("MambaForCausalLM", "")
+    # A class that transformers does not have: that of the family, and the report says so.
+    other = budget.from_config(MAMBA | {"architectures": ["MambaForPoetry"]})
+    assert isinstance(other, CountedModel) and other.architecture == "MambaForCausalLM"
+    assert "no MambaForPoetry" in " ".join(str(budget.plan(other, 8)).split())
+
     # The tower of this LLaVA is that of the class.
     llava = {"model_type": "llava", "text_config": {"model_type": "llama", "intermediate_size": 40, **LLAVA_TEXT}}
     short = budget.from_config(llava)
@@ -613,3 +845,15 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     file.write_text(json.dumps({"model_type": "llama", "hidden_size": 0}))
     with pytest.raises(RegardError, match=r"^mine\.json: hidden_size"):
         budget.from_config(file)
+    file.write_text(json.dumps(MAMBA | {"architectures": ["LlamaForCausalLM"]}))
+    with pytest.raises(RegardError, match=r"^mine\.json: architectures"):
+        budget.from_config(file)
+
+
+def test_the_reason_is_that_of_the_complete_config() -> None:
+    """What is left out is filled in; what then has no formula is the reason."""
+    text = LLAVA_TEXT | {"model_type": "gemma2", "intermediate_size": 40, "head_dim": 8, "num_key_value_heads": 3}
+    vision = {name: size for name, size in TOWER.items() if name != "image_size"}
+    vision |= {"model_type": "siglip_vision_model", "projection_dim": 24}
+    model = budget.from_config({"model_type": "paligemma", "text_config": text, "vision_config": vision})
+    assert isinstance(model, CountedModel) and "use_bidirectional_attention" in model.reason

@@ -66,8 +66,8 @@ def test_fields_and_config_describe_the_same_model(name: str) -> None:
             del ours[key], theirs[key]
         if name == "mistral-7b":
             # The cache of regard.nn keeps the keys that the window hides; that of transformers drops them.
-            for key in ("max_tokens_decoding", "max_tokens_forward"):
-                assert theirs.pop(key) > ours.pop(key)
+            assert theirs.pop("max_tokens_forward") > ours.pop("max_tokens_forward")
+            assert theirs.pop("max_tokens_decoding") is None and ours.pop("max_tokens_decoding") > 0
         assert ours == theirs
 
 
@@ -165,6 +165,7 @@ def test_the_largest_size_is_exact() -> None:
     # A need that is far from linear.
     assert largest_size(lambda n: n**3, 10**15) == 10**5
     assert largest_size(lambda n: max(5, n - 1000), 5) == 1005
+    assert largest_size(lambda n: min(n, 100), 100) is None
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "mistral-7b", "t5-small", "transformer-base-attention"])
@@ -227,6 +228,29 @@ def test_the_longest_n_is_printed(capsys: pytest.CaptureFixture[str], monkeypatc
     )
     (row,) = [line for line in out.splitlines() if line.startswith("longest n, training")]
     assert row.split()[3:5] == ["none", "none"]
+
+
+def test_windows_in_all_layers_have_no_longest_n_of_decoding(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their caches stop to grow: the same answer in Python, in the terminal, in JSON and beside another model."""
+    sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 40}
+    entries = {"model_type": "mistral", "vocab_size": 61, "num_key_value_heads": 3, "sliding_window": 8, **sizes}
+    entries["max_position_embeddings"] = 64
+    plan = budget.plan(budget.from_config(entries), 16, memory_limit="1MiB")
+    assert plan.decodes_any_length and plan.max_tokens_decoding is None
+    assert 0 < (plan.max_tokens_forward or 0) < 2**20
+    assert not budget.plan("llama-3-8b", memory_limit="24GiB").decodes_any_length
+    assert not budget.plan(budget.from_config(entries), 16).decodes_any_length  # no memory is given
+    text = " ".join(str(plan).split())
+    assert "decoding no limit by memory" in text and "made for n ≤ 64" in text
+
+    command = (json.dumps(entries), "--memory", "1MiB", "--tokens", "16")
+    _, out, _ = run(capsys, monkeypatch, *command, "--json")
+    assert json.loads(out)["max_tokens_decoding"] is None and json.loads(out)["decoding"] is not None
+    _, out, _ = run(capsys, monkeypatch, *command, "--against", json.dumps(entries | {"sliding_window": None}))
+    (row,) = [line for line in out.splitlines() if line.startswith("longest n, decoding")]
+    assert row.split()[3:5] == ["no", "limit"] and row.split()[5].replace(",", "").isdigit()
 
 
 def test_the_length_that_a_model_is_made_for(

@@ -209,6 +209,17 @@ def test_a_memory_limit_gives_the_longest_n(address: str) -> None:
     assert send(address, "api/budget/plan", body | {"memory_limit": 0})[0] == 422
 
 
+def test_windows_in_all_layers_have_no_longest_n_of_decoding(address: str) -> None:
+    sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 40}
+    config = {"model_type": "mistral", "vocab_size": 61, "num_key_value_heads": 3, "sliding_window": 8, **sizes}
+    body = {"config": json.dumps(config), "tokens": 16, "memory_limit": 2**20}
+    code, response = send(address, "api/budget/plan", body)
+    assert code == 200 and response["decodes_any_length"] and response["max_tokens_decoding"] is None
+    second = {"config": json.dumps(config | {"sliding_window": None})}
+    code, response = send(address, "api/budget/compare", {"first": body, "second": second})
+    assert code == 200 and response["without_limit"]["longest n, decoding"] == [True, False]
+
+
 # The page
 
 

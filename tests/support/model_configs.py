@@ -109,7 +109,7 @@ DECODERS: list[tuple[str, dict[str, Any]]] = [
     (
         "Phi3ForCausalLM",
         LLAMA
-        | {"hidden_size": 24, "original_max_position_embeddings": 16, "max_position_embeddings": 64}
+        | {"hidden_size": 24, "original_max_position_embeddings": 6, "max_position_embeddings": 64}
         | rope("longrope", partial_rotary_factor=0.5, short_factor=[1.0, 1.5], long_factor=[2.0, 4.0]),
     ),
     ("Phi3Model", LLAMA),

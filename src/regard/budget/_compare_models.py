@@ -16,11 +16,12 @@ from regard.budget._plan import Plan
 from regard.budget._presets import preset
 
 Unit = Literal["count", "bytes", "seconds", "tokens", "tokens/s"]
+DECODING_LENGTH = "longest n, decoding"  # the figure that memory does not limit if every layer has a window
 
 
 @dataclass(frozen=True)
 class ComparedFigure:
-    """One figure of both models; None if a model does not have it.
+    """One figure of both models; None if a model does not have it, or has no limit there (`Comparison.without_limit`).
 
     >>> regard.budget.ComparedFigure("parameters", "count", 12, 24).difference
     12
@@ -64,9 +65,15 @@ class Comparison:
         pairs = zip(_plan_figures(self.first), _plan_figures(self.second), strict=True)
         for (name, unit, first), (_, _, second) in pairs:
             figure = ComparedFigure(name, unit, first, second)
-            if figure.first is not None or figure.second is not None:
+            if figure.first is not None or figure.second is not None or any(self.without_limit(name)):
                 figures.append(figure)
         return tuple(figures)
+
+    def without_limit(self, name: str) -> tuple[bool, bool]:
+        """Whether a figure of the first and of the second model is None because memory does not limit it."""
+        if name != DECODING_LENGTH:
+            return (False, False)
+        return (self.first.decodes_any_length, self.second.decodes_any_length)
 
     def to_dict(self) -> dict[str, Any]:
         """Both plans and the figures as a dictionary that can be written as JSON."""
@@ -100,7 +107,8 @@ def compare(
     """Plan two models under the same conditions.
 
     - `first`, `second`: as `model` in `plan`: models, or names of presets.
-    - `tokens`: n for both; default: the smaller of their default lengths. An image model keeps its own length.
+    - `tokens`: n for both; default: the smaller of their default lengths, or the tokens of an image if these are more.
+      An image model keeps its own length.
     - `options`: other arguments of `plan`, for both models. An option that one of the models cannot take is an error;
       only `source` is left out for a model that reads no source.
 
@@ -118,7 +126,9 @@ def compare(
     # One length that both models can read.
     if tokens is None:
         lengths = [default_tokens(model) for model in models if model.fixed_tokens is None]
-        tokens = min(lengths, default=None)
+        if lengths:
+            images = [model.image_tokens or 1 for model in models]
+            tokens = max(min(lengths), *images)
     plans = []
     for model in models:
         own_tokens = tokens if model.fixed_tokens is None else None
@@ -158,7 +168,7 @@ def _plan_figures(plan: Plan) -> list[tuple[str, Unit, float | None]]:
     figures += [
         ("crossover n*", "tokens", plan.crossover),
         ("longest n, one pass", "tokens", plan.max_tokens_forward),
-        ("longest n, decoding", "tokens", plan.max_tokens_decoding),
+        (DECODING_LENGTH, "tokens", plan.max_tokens_decoding),
         ("longest n, training", "tokens", plan.max_tokens_training),
         ("context length", "tokens", plan.context_length),
     ]

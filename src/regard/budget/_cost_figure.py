@@ -25,7 +25,8 @@ def cost_curves(plan: Plan) -> tuple[list[int], dict[str, list[float]]]:
     # Two points per octave from 16 tokens on, and the plan's own length.
     octaves = int(2 * math.log2(_largest_length(plan)))
     lengths = {max(1, round(2 ** (k / 2))) for k in range(8, octaves + 1)}
-    points = sorted(lengths | {to_int(plan.lengths.n)})
+    least = plan.model.image_tokens or 1  # a shorter text has no place for the image
+    points = sorted(length for length in lengths | {to_int(plan.lengths.n)} if length >= least)
 
     curves: dict[str, list[float]] = {"attention": [], "all the rest": [], "total": [], "logits": []}
     for length in points:

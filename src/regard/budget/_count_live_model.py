@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import random
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, is_dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -88,6 +91,16 @@ def count(model: nn.Module, *args: Any, backward: bool = False, **kwargs: Any) -
     >>> counts.parameters, counts.forward_flops, counts.backward_flops
     (20, 210, 210)
     """
+    return count_call(model, args, kwargs, backward=backward)[0]
+
+
+def count_call(
+    model: nn.Module, args: Any, kwargs: Any, *, backward: bool, deadline: float = math.inf
+) -> tuple[ModelCounts, Any]:
+    """As `count`, and what the call returned: tensors without data, unless it ran on values.
+
+    - `deadline`: the value of ``time.monotonic()`` from which on the call is given up with a `WalkTimeError`.
+    """
     if not isinstance(model, nn.Module):
         raise RegardTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     for name, tensor in _named_tensors(model):
@@ -97,10 +110,10 @@ def count(model: nn.Module, *args: Any, backward: bool = False, **kwargs: Any) -
     if not args and not kwargs:
         if backward:
             raise RegardError("backward=True needs inputs: count(model, *inputs, backward=True)")
-        return ModelCounts(**parameters)
-    counter, ran_on = _trace(model, args, kwargs, backward)
+        return ModelCounts(**parameters), None
+    counter, ran_on = _trace(model, args, kwargs, backward, deadline)
     by_module = {path: counter.flops[path] for path in counter.paths.values() if counter.flops.get(path)}
-    return ModelCounts(
+    counts = ModelCounts(
         **parameters,
         forward_flops=counter.forward,
         backward_flops=counter.backward if backward else None,
@@ -108,6 +121,7 @@ def count(model: nn.Module, *args: Any, backward: bool = False, **kwargs: Any) -
         uncounted_operators=tuple(sorted(counter.unknown)),
         ran_on=ran_on,
     )
+    return counts, counter.output
 
 
 # --- parameters ------------------------------------------------------------------------------------------------------
@@ -152,13 +166,23 @@ _SHAPE_QUERIES = frozenset(
 ) | {"prim::layout"}
 
 
+@cache  # a model calls few operators, and each of them many times
+def _is_composite(op: Any) -> bool:
+    """Whether an operator can be decomposed into those that it calls."""
+    if isinstance(op, HigherOrderOperator) or op.namespace == "prim":
+        return False
+    return bool(op._can_decompose())
+
+
 class _Counter(TorchDispatchMode):
     """Counts the FLOPs of every operator that runs, and adds them to the modules that are being called."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, deadline: float) -> None:
         super().__init__()
+        self.deadline = deadline
+        self.output: Any = None  # what the call returned
         self.paths = {id(module): path for path, module in model.named_modules()}
         self.call_stack: list[int] = []  # ids of the modules that are being called
         self.flops: dict[str, int] = {}  # of the forward pass, by module path
@@ -169,11 +193,14 @@ class _Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        # Models with recurrences run a loop over tokens, whose length only this stops.
+        if time.monotonic() > self.deadline:
+            raise WalkTimeError("running the model on shapes takes too long")
         name = operator_name(func)
         if name in _SHAPE_QUERIES:
             return NotImplemented  # torch then calls the tensor's own implementation
         formula = find_formula(func)
-        if formula is None and not isinstance(func, HigherOrderOperator) and func.namespace != "prim":
+        if formula is None and _is_composite(func):
             # A composite operator, which appears here in inference mode, is counted by the operators that it calls.
             with self:
                 out = func.decompose(*args, **kwargs)
@@ -220,16 +247,20 @@ class _Counter(TorchDispatchMode):
                 hook.remove()
 
 
+class WalkTimeError(RegardError):
+    """The call was given up, because it ran until its deadline."""
+
+
 class _NoGradientError(RegardError):
     """Raised if no output requires a gradient. A run on real values would not change this."""
 
 
-def _trace(model: nn.Module, args: Any, kwargs: Any, backward: bool) -> tuple[_Counter, str]:
+def _trace(model: nn.Module, args: Any, kwargs: Any, backward: bool, deadline: float) -> tuple[_Counter, str]:
     """Run on shapes; if this fails for any reason, run on values. An error of the model itself then occurs again."""
     with _unchanged_state(model):
         try:
-            return _run_on_shapes(model, args, kwargs, backward), "shapes"
-        except _NoGradientError:
+            return _run_on_shapes(model, args, kwargs, backward, deadline), "shapes"
+        except (_NoGradientError, WalkTimeError):
             raise
         except Exception as error:
             if any(x.is_meta for x in (*_tensors((args, kwargs)), *model.parameters())):
@@ -237,10 +268,20 @@ def _trace(model: nn.Module, args: Any, kwargs: Any, backward: bool) -> tuple[_C
                 reason = f"{type(error).__name__}: {first_line}"
                 raise RegardError(f"the model does not run on shapes alone; give real inputs ({reason})") from error
         copied, args, kwargs = _deep_copy((model, args, kwargs))
-        return _run(copied, args, kwargs, backward), "values"
+        return _run(copied, args, kwargs, backward, deadline), "values"
 
 
-def _run_on_shapes(model: nn.Module, args: Any, kwargs: Any, backward: bool) -> _Counter:
+def _run_on_shapes(model: nn.Module, args: Any, kwargs: Any, backward: bool, deadline: float) -> _Counter:
+    tensors = [tensor for _, tensor in _named_tensors(model)]
+    if tensors and all(tensor.is_meta for tensor in tensors):
+        # Meta tensors are several times as fast as fake ones. Some models need fake ones, which have the values of
+        # constants, and can be on several devices.
+        try:
+            return _run_on_meta(model, args, kwargs, backward, deadline)
+        except (_NoGradientError, WalkTimeError):
+            raise
+        except Exception:
+            pass  # if the reason is not that, it occurs again on fake tensors
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(fake):
         copied, args, kwargs = _deep_copy((model, args, kwargs))
@@ -255,13 +296,27 @@ def _run_on_shapes(model: nn.Module, args: Any, kwargs: Any, backward: bool) -> 
 
     with fake:
         args, kwargs = tree_map(moved_from_meta, (args, kwargs))
-        return _run(copied, args, kwargs, backward)
+        return _run(copied, args, kwargs, backward, deadline)
 
 
-def _run(model: nn.Module, args: Any, kwargs: Any, backward: bool) -> _Counter:
-    counter = _Counter(model)
+def _run_on_meta(model: nn.Module, args: Any, kwargs: Any, backward: bool, deadline: float) -> _Counter:
+    def moved_to_meta(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta").requires_grad_(x.requires_grad)
+
+    copied = _deep_copy(model)
+    args, kwargs = tree_map(moved_to_meta, (args, kwargs))
+    # The device of tensors that the model makes without naming one: otherwise they would take memory.
+    with torch.device("meta"):
+        return _run(copied, args, kwargs, backward, deadline)
+
+
+def _run(model: nn.Module, args: Any, kwargs: Any, backward: bool, deadline: float) -> _Counter:
+    counter = _Counter(model, deadline)
     with torch.set_grad_enabled(backward), counter, counter.follow_calls(model):
         out = model(*args, **kwargs)
+        counter.output = out
         if backward:
             roots = [x for x in _tensors(out) if x.requires_grad]
             if not roots:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from regard._config_json import MOST_LAYERS, Config
@@ -30,8 +30,9 @@ MOST_NESTED = 8
 MOST_ENTRIES = 100_000
 # Configs make lists as long as the number of layers before a module is built, so these entries are limited by name.
 MOST_EXPERTS = 2**16
+MOST_LABELS = 2**20  # every config class makes two dictionaries with an entry for each label
 LARGEST_SIZE = 2**24  # longer than any vocabulary or context
-LISTED_NAMES = re.compile("(layers?|depths?|blocks|stages)$")
+LISTED_NAMES = re.compile("(layers?|depths?|blocks|stages|first_k_dense_replace)$")
 NOT_SIZES = re.compile("theta|seed|(^|_)(ids?|index|token|base|value|factor|eps|freq)(_|$)|label")
 
 # Entries that choose how a model runs or where code and weights come from, not what the model is.
@@ -62,7 +63,10 @@ class CountedModel:
       unknown.
     - `parts_not_run`: parts of the model that a call on text alone does not run, for example an image tower.
     - `context_length`: as in `Model`.
-    - `reason`: why a model of a family that has formulas is counted; "" if its family has none.
+    - `reason`: why a model of a family that has formulas is counted, and why the class is not the one that the config
+      names; "" if neither is so.
+    - `untied_parameters`: those among `parameters` that the checkpoint has, but not the module: an output matrix of its
+      own, which the config asks for (``tie_word_embeddings: false``) and the class of transformers does not build.
 
     >>> sizes = {"hidden_size": 24, "num_hidden_layers": 2, "vocab_size": 61}
     >>> model = regard.budget.from_config({"model_type": "mamba", **sizes})
@@ -79,6 +83,12 @@ class CountedModel:
     context_length: int | None
     module: nn.Module = field(repr=False, compare=False)
     reason: str = ""
+    untied_parameters: int = 0
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the model reads text, so that its costs depend on n."""
+        return self.reads in ("text", "text and source", "text and images")
 
 
 def build_counted(config: Config, title: str | None = None, reason: str = "") -> CountedModel:
@@ -88,9 +98,12 @@ def build_counted(config: Config, title: str | None = None, reason: str = "") ->
     """
     family = config.model_type
     _check_entries(config, family)
-    module = _build_module(config, family)
-    parameters = count(module).parameters
+    module, other_class = _build_module(config, family)
+    untied = _untied_parameters(config, module)
+    parameters = count(module).parameters + untied
     architecture = type(module).__name__
+    if other_class:
+        reason = "; ".join(filter(None, (reason, other_class)))
     return CountedModel(
         title=title or architecture,
         architecture=architecture,
@@ -101,6 +114,7 @@ def build_counted(config: Config, title: str | None = None, reason: str = "") ->
         context_length=_context_length(module),
         module=module,
         reason=reason,
+        untied_parameters=untied,
     )
 
 
@@ -120,11 +134,16 @@ def with_defaults(config: Config) -> Config | None:
         with warnings.catch_warnings(), quiet_transformers(transformers):
             warnings.simplefilter("ignore")
             complete = Config(transformers.CONFIG_MAPPING[family](**entries).to_dict())
+    except MemoryError:
+        raise RegardError(f"{config.file}: not enough memory for the config of a {family[:40]}") from None
     except Exception:  # the class checks values with errors of all kinds; the formulas name what they need
         return None
     complete["model_type"] = family
     if config.get("architectures"):
         complete["architectures"] = config["architectures"]
+    # Some classes set this entry to true whatever the file says; see `_untied_parameters`.
+    if config.get("tie_word_embeddings") is not None:
+        complete["tie_word_embeddings"] = config["tie_word_embeddings"]
     complete.file = config.file
     return complete
 
@@ -174,12 +193,15 @@ def _largest(name: str) -> int:
         return MOST_LAYERS
     if "experts" in name:
         return MOST_EXPERTS
+    if name == "num_labels":
+        return MOST_LABELS
     if NOT_SIZES.search(name):
         return 2**31 - 1
     return LARGEST_SIZE
 
 
-def _build_module(config: Config, family: str) -> nn.Module:
+def _build_module(config: Config, family: str) -> tuple[nn.Module, str]:
+    """The model on the meta device, and why its class is not the one that the config names; "" if it is."""
     transformers = import_transformers(family)
     if family not in transformers.CONFIG_MAPPING:
         raise RegardError(
@@ -189,10 +211,10 @@ def _build_module(config: Config, family: str) -> nn.Module:
     entries = _without_ignored(config)
     entries.pop("model_type")
     try:
-        with warnings.catch_warnings(), quiet_transformers(transformers), _limited(), torch.device("meta"):
+        with warnings.catch_warnings(), quiet_transformers(transformers), _limited(config), torch.device("meta"):
             warnings.simplefilter("ignore")
             built_config = transformers.CONFIG_MAPPING[family](**entries)
-            model_class = _model_class(transformers, built_config, config.architecture)
+            model_class, other_class = _model_class(transformers, built_config, config)
             # Experts as batched products of the experts that are used: other ways read values, or need bfloat16.
             built_config._experts_implementation = "batched_mm"
             module = model_class._from_config(built_config, dtype=torch.float32)
@@ -202,8 +224,7 @@ def _build_module(config: Config, family: str) -> nn.Module:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = " ".join(lines)[:200] or type(error).__name__
         raise RegardError(f"{config.file}: transformers cannot build this {family[:40]}: {reason}") from None
-    built: nn.Module = module.eval()
-    return built
+    return module.eval(), other_class
 
 
 def _without_ignored(entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,26 +237,53 @@ def _without_ignored(entries: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _model_class(transformers: Any, config: Any, architecture: str) -> Any:
-    """The class that a config names; if it names none, the one that generates text, or else the bare model."""
-    if architecture:
-        named: Any = None
-        if re.fullmatch(r"[A-Za-z0-9_]{1,80}", architecture):
-            named = getattr(transformers, architecture, None)
-        is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
-        if not is_model or named.config_class is not type(config):
-            raise RegardError(
-                f"config.json: architectures is {architecture[:60]!r}; it must be a class of transformers "
-                f"for model_type {config.model_type!r}"
-            )
-        return named
+def _model_class(transformers: Any, built_config: Any, config: Config) -> tuple[Any, str]:
+    """The class that a config names, or else that of its family; and why it is not the one that the config names."""
+    architecture = config.architecture
+    if not architecture:
+        return _default_class(transformers, built_config, config), ""
+    named: Any = None
+    is_name = re.fullmatch(r"[A-Za-z0-9_]{1,80}", architecture) is not None
+    if is_name:
+        named = _named_class(transformers, architecture)
+    if named is None and is_name:
+        default = _default_class(transformers, built_config, config)
+        return default, f"transformers has no {architecture[:60]}, so its {default.__name__} is counted"
+    is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
+    if not is_model or named.config_class is not type(built_config):
+        raise RegardError(
+            f"{config.file}: architectures is {architecture[:60]!r}; it must be a class of transformers "
+            f"for model_type {config.model_type!r}"
+        )
+    return named, ""
+
+
+def _named_class(transformers: Any, architecture: str) -> Any:
+    """What transformers has under this name; None if it has nothing.
+
+    Some configs were published before transformers had the class, and write it in other letters: PhiMoEForCausalLM.
+    """
+    exact = getattr(transformers, architecture, None)
+    if exact is not None:
+        return exact
+    for name in dir(transformers):
+        if name.lower() == architecture.lower():
+            return getattr(transformers, name)
+    return None
+
+
+def _default_class(transformers: Any, built_config: Any, config: Config) -> Any:
+    """The class of a family that generates text, or else the bare model."""
     # Models of images and text first: they may be listed as generators of text too, with the class of their text part.
-    tasks = ("IMAGE_TEXT_TO_TEXT", "CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM")
+    tasks = ["IMAGE_TEXT_TO_TEXT", "CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM"]
+    if getattr(built_config, "is_encoder_decoder", False):
+        # The generator of text of such a family may be its decoder alone.
+        tasks = ["IMAGE_TEXT_TO_TEXT", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "CAUSAL_LM"]
     for mapping in (*(f"MODEL_FOR_{task}_MAPPING" for task in tasks), "MODEL_MAPPING"):
         classes = getattr(transformers, mapping)
-        if type(config) in classes:
-            return classes[type(config)]
-    raise RegardError(f"config.json: architectures is missing; transformers has no model for {config.model_type!r}")
+        if type(built_config) in classes:
+            return classes[type(built_config)]
+    raise RegardError(f"{config.file}: architectures is missing; transformers has no model for {config.model_type!r}")
 
 
 @contextmanager
@@ -255,7 +303,7 @@ def quiet_transformers(transformers: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _limited() -> Iterator[None]:
+def _limited(config: Config) -> Iterator[None]:
     """Stop a build that makes too many modules, or takes too long: a file may ask for 2³¹ layers."""
     modules = 0
     last = time.monotonic() + MOST_SECONDS
@@ -264,10 +312,10 @@ def _limited() -> Iterator[None]:
         nonlocal modules
         modules += 1
         if modules > MOST_MODULES:
-            raise RegardError(f"config.json: its model has more than {MOST_MODULES:,} modules; that is the limit")
+            raise RegardError(f"{config.file}: its model has more than {MOST_MODULES:,} modules; that is the limit")
         if time.monotonic() > last:
             raise RegardError(
-                f"config.json: its model takes more than {MOST_SECONDS:.0f} s to build; that is the limit"
+                f"{config.file}: its model takes more than {MOST_SECONDS:.0f} s to build; that is the limit"
             )
 
     hook = register_module_module_registration_hook(check)
@@ -278,6 +326,24 @@ def _limited() -> Iterator[None]:
 
 
 # --- parameters ------------------------------------------------------------------------------------------------------
+
+
+def _untied_parameters(config: Config, module: nn.Module) -> int:
+    """The size of an output matrix of its own that the config asks for, and that the class ties to the embedding.
+
+    The T5 family of transformers 5 ties them whatever the config says; the published checkpoints have both.
+    """
+    if config.get("tie_word_embeddings") is not False or not getattr(module.config, "tie_word_embeddings", False):
+        return 0
+    model: Any = module
+    try:
+        embedding = model.get_input_embeddings()
+        output = model.get_output_embeddings()
+    except NotImplementedError:  # a model that does not read tokens
+        return 0
+    weight = getattr(output, "weight", None)
+    is_shared = weight is getattr(embedding, "weight", None)
+    return weight.numel() if isinstance(weight, Tensor) and is_shared else 0
 
 
 def _active_parameters(module: nn.Module, parameters: int) -> int | None:

@@ -113,7 +113,7 @@ class CountedPlan:
             "parts_not_run": list(self.model.parts_not_run),
             "uncounted_operators": list(self.walk.uncounted_operators),
             "batch": self.lengths.batch,
-            "tokens": self.lengths.n,
+            "tokens": self.lengths.n if self.model.reads_tokens else None,
             "source": self.lengths.m,
             "dtype": self.dtype,
             "weight_dtype": self.weight_dtype,
@@ -146,6 +146,11 @@ class CountedPlan:
         why = self.model.reason or "there is no formula for this family"
         lines = {"counted": f"by walking the model that transformers builds; {why}"}
         lines["parameters"] = f"{self.parameters:,}"
+        if self.model.untied_parameters:
+            lines["parameters"] += (
+                f"; {self.model.untied_parameters:,} of them in an output matrix of its own, which the config says and "
+                "transformers ties"
+            )
         if self.active_parameters is None:
             lines["active"] = "unknown: the config does not say how many experts a token uses"
         elif self.active_parameters != self.parameters:
@@ -167,7 +172,7 @@ class CountedPlan:
             tokens = f"{self.lengths.batch:,} × {self.lengths.n:,} tokens"
             lines["cache"] = f"{format_bytes(self.cache_bytes)} for {tokens}, in the cache of transformers"
         context = self.model.context_length
-        if context is not None and to_int(self.lengths.n) > context:
+        if context is not None and self.model.reads_tokens and to_int(self.lengths.n) > context:
             lines["context"] = f"the model is made for n ≤ {context:,}; this n is longer"
         lines["unknown"] = "peak, activations, time, longest n: these need a formula"
         return lines

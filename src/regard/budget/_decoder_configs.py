@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -73,16 +74,33 @@ def decoder_context_length(config: Config) -> int | None:
 
 def _check_supported(config: Config, traits: DecoderTraits) -> str:
     """Return the class that the config names; raise if there are no formulas for it."""
-    architecture = config.architecture
-    if architecture not in ("", f"{traits.prefix}ForCausalLM", traits.prefix + traits.bare):
+    if config.model_type == "mpt":
+        _check_mpt(config)
+    # Some configs were published before transformers had the class, and write it in other letters.
+    classes = ("", f"{traits.prefix}ForCausalLM", traits.prefix + traits.bare)
+    named = [name for name in classes if name.lower() == config.architecture.lower()]
+    if not named:
         raise NoFormulaError(
-            f"{config.file}: architectures is {architecture[:60]}; formulas exist for {traits.prefix}ForCausalLM "
-            f"and {traits.prefix}{traits.bare}"
+            f"{config.file}: architectures is {config.architecture[:60]}; formulas exist for {classes[1]} "
+            f"and {classes[2]}"
         )
     for name in traits.unsupported:
         if config.get(name):
             raise NoFormulaError(f"{config.file}: {name} is {str(config.get(name))[:40]}; there is no formula for it")
-    return architecture
+    return named[0]
+
+
+def _check_mpt(config: Config) -> None:
+    """Raise for entries of an MPT that change its parameters or positions, and that transformers leaves out too."""
+    attention = config.section("attn_config")
+    for name, only in (("qk_ln", False), ("alibi", True), ("attn_type", "multihead_attention")):
+        if attention.get(name) not in (None, only):
+            given = repr(attention[name])[:40]
+            raise RegardError(
+                f"{config.file}: {name} of attn_config is {given}; only {json.dumps(only)} can be counted, because "
+                "transformers ignores other values"
+            )
+    config.require("no_bias", True)
 
 
 def _falcon_traits(entries: Entries) -> DecoderTraits:

@@ -152,9 +152,9 @@ def _local_windows(entries: Entries, layers: int) -> list[tuple[int | None, int 
                 names += list(group[: layers + 1])
                 if len(names) > layers:
                     break
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # an infinite number overflows
         raise config.error("attention_types", "it must be a list of names and numbers") from None
-    if len(names) != layers or not set(names) <= {"global", "local"}:
+    if len(names) != layers or not all(name in ("global", "local") for name in names):
         raise config.error("attention_types", f"it must name {layers} layers as global or local")
     seen: dict[str, tuple[int | None, int | None]] = {"local": (window, None), "global": (None, None)}
     return [seen[name] for name in names]

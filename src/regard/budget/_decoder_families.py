@@ -289,7 +289,6 @@ DECODERS: dict[str, DecoderTraits] = {
         gated=False,
         position="alibi",
         tied=True,
-        unsupported=("qk_ln",),
     ),
     # Experts
     "mixtral": DecoderTraits(

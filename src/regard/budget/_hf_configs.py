@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from regard.budget._decoder_entries import NoFormulaError
 from regard.budget._decoder_families import DECODERS
 from regard.budget._encoder_configs import electra_from_config, modernbert_from_config
 from regard.budget._image_text_models import IMAGE_TEXT, image_text_from_config
-from regard.budget._model import Axis, Model, PlacedPart
+from regard.budget._model import Axis, Model, PlacedPart, Stack
 from regard.budget._models_from_sizes import Options, block, decoder, encoder, encoder_decoder, vision_transformer
 from regard.budget._parts import Linear, Norm, Part, Table
 
@@ -57,7 +56,7 @@ def from_config(config: str | os.PathLike[str] | Mapping[str, Any]) -> Model | C
     file = Path(config)
     if file.is_dir():
         file = file / "config.json"
-    if not file.is_file():
+    if not file.exists():
         raise FileNotFoundError(f"{file} does not exist; give a config.json, or a folder that has one")
     entries = Config(read_json(file))
     entries.file = file.name
@@ -73,21 +72,26 @@ def _model_or_counted(config: Config) -> Model | CountedModel:
     except UnknownHeadError as error:
         return build_counted(config, reason=str(error))
     except (NoFormulaError, MissingEntryError) as error:
-        # Published configs leave out the defaults of their class, or use other names that the class knows.
-        complete = None
-        if config.model_type not in FAMILIES:
-            complete = with_defaults(config)
-        if complete is not None:
-            with contextlib.suppress(NoFormulaError, MissingEntryError):
-                return model_from_config(complete)
-        if isinstance(error, MissingEntryError):
-            raise
-        return build_counted(config, reason=str(error))
+        reason: RegardError = error
+    # Published configs leave out the defaults of their class, or use other names that the class knows.
+    complete = None
+    if config.model_type not in FAMILIES:
+        complete = with_defaults(config)
+    if complete is not None:
+        try:
+            return model_from_config(complete)
+        except NoFormulaError as error:
+            reason = error  # not what was left out is the reason, but what the formulas do not have
+        except MissingEntryError:
+            pass
+    if isinstance(reason, MissingEntryError):
+        raise reason
+    return build_counted(config, reason=str(reason))
 
 
 def has_formula(config: Config) -> bool:
     """Whether the family of a config is counted by formulas."""
-    return any(config.model_type in families for families in (FAMILIES, ENCODERS, DECODERS, IMAGE_TEXT))
+    return any(config.model_type in families for families in (FAMILIES, OTHERS, DECODERS, IMAGE_TEXT))
 
 
 def _file_title(file: Path) -> str:
@@ -101,15 +105,15 @@ def model_from_config(config: Config) -> Model:
     """Build the model that a config describes."""
     family = config.model_type
     if family in IMAGE_TEXT:
-        return image_text_from_config(config, model_from_config)
+        return image_text_from_config(config, model_from_config, (*DECODERS, *TEXT_DECODERS))
     if family in DECODERS:
         model = decoder_from_config(config)
         return replace(model, context_length=decoder_context_length(config))
-    if family in ENCODERS:
-        model = ENCODERS[family](config)
+    if family in OTHERS:
+        model = OTHERS[family](config)
         return replace(model, architecture=model.title)
     if family not in FAMILIES:
-        known = ", ".join((*FAMILIES, *ENCODERS, *DECODERS, *IMAGE_TEXT))
+        known = ", ".join((*FAMILIES, *OTHERS, *DECODERS, *IMAGE_TEXT))
         raise RegardError(
             f"{config.file}: model_type must be one of {known} for formulas, got {family!r}; "
             "regard budget on the command line counts other families by walking"
@@ -280,7 +284,8 @@ def _t5(config: Config) -> Model:
     d = config.integer("d_model")
     heads = config.integer("num_heads")
     layers = config.layer_count("num_layers")
-    activation = config.string("feed_forward_proj", "relu")
+    # mT5 and UMT5 have the sizes of T5 1.1, and its gate as their default.
+    activation = config.string("feed_forward_proj", "relu" if config.model_type == "t5" else "gated-gelu")
     blocks: Options = {
         "d_key": config.integer("d_kv"),
         "bias": False,
@@ -303,7 +308,19 @@ def _t5(config: Config) -> Model:
         decoder_layers = config.layer_count("num_decoder_layers", layers)
         tied = config.boolean("tie_word_embeddings", True)
         model = encoder_decoder(d, heads, layers, decoder_layers=decoder_layers, tied=tied, **options)
+    if config.model_type == "umt5":
+        model = replace(model, stacks=tuple(map(_with_own_tables, model.stacks)))
     return _finish(model, config, head_name, "ForConditionalGeneration")
+
+
+def _with_own_tables(stack: Stack) -> Stack:
+    """The same stack with a table of relative positions in every layer, not one for all layers."""
+    before = []
+    for placed in stack.before:
+        if placed.name == "positions on scores":
+            placed = replace(placed, repeats=stack.layers)
+        before.append(placed)
+    return replace(stack, before=tuple(before))
 
 
 def _vit(config: Config) -> Model:
@@ -356,10 +373,15 @@ FAMILIES: dict[str, Callable[[Config], Model]] = {
     "vit": _vit,
 }
 
-# Encoders that regard.models does not load.
-ENCODERS: dict[str, Callable[[Config], Model]] = {
+# The decoders among FAMILIES.
+TEXT_DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+
+# Encoders and encoder–decoders that regard.models does not load.
+OTHERS: dict[str, Callable[[Config], Model]] = {
     "xlm-roberta": _bert,
     "camembert": _bert,
     "electra": electra_from_config,
     "modernbert": modernbert_from_config,
+    "mt5": _t5,
+    "umt5": _t5,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from regard._config_json import Config
@@ -17,20 +17,28 @@ from regard.budget._parts import FeedForward, Linear, Norm, Part, Patches, Table
 class ImageTextTraits:
     """A family: its class in transformers, the family of its decoder, and the kind of its tower.
 
+    - `own_text`: whether the decoder is always of this family; otherwise the section of the text names it.
     - `tied`: whether embedding and logits share a matrix if the config does not say so.
     """
 
     architecture: str
     text: str
     tower: str
+    own_text: bool
     tied: bool
 
 
 IMAGE_TEXT: dict[str, ImageTextTraits] = {
-    "llava": ImageTextTraits("LlavaForConditionalGeneration", "llama", "clip_vision_model", tied=False),
-    "paligemma": ImageTextTraits("PaliGemmaForConditionalGeneration", "gemma", "siglip_vision_model", tied=True),
-    "gemma3": ImageTextTraits("Gemma3ForConditionalGeneration", "gemma3_text", "siglip_vision_model", tied=True),
-    "llama4": ImageTextTraits("Llama4ForConditionalGeneration", "llama4_text", "llama4_vision_model", tied=False),
+    "llava": ImageTextTraits("LlavaForConditionalGeneration", "llama", "clip_vision_model", own_text=False, tied=False),
+    "paligemma": ImageTextTraits(
+        "PaliGemmaForConditionalGeneration", "gemma", "siglip_vision_model", own_text=False, tied=True
+    ),
+    "gemma3": ImageTextTraits(
+        "Gemma3ForConditionalGeneration", "gemma3_text", "siglip_vision_model", own_text=True, tied=True
+    ),
+    "llama4": ImageTextTraits(
+        "Llama4ForConditionalGeneration", "llama4_text", "llama4_vision_model", own_text=True, tied=False
+    ),
 }
 
 
@@ -47,16 +55,26 @@ class _Tower:
     channels: int
 
 
-def image_text_from_config(config: Config, build_text: Callable[[Config], Model]) -> Model:
-    """Build the model of images and text that a config describes; `build_text` builds its decoder.
+def image_text_from_config(
+    config: Config, build_text: Callable[[Config], Model], text_families: Collection[str]
+) -> Model:
+    """Build the model of images and text that a config describes.
+
+    - `build_text`: builds its decoder.
+    - `text_families`: the families that this decoder may be of.
 
     A section that leaves out sizes has no formula here: its defaults are those of other families.
     """
     traits = IMAGE_TEXT[config.model_type]
-    if config.architecture not in ("", traits.architecture):
+    if config.architecture.lower() not in ("", traits.architecture.lower()):
         raise NoFormulaError(f"{config.file}: architectures is {config.architecture[:60]}; there is no formula for it")
     text = config.section("text_config")
-    text.setdefault("model_type", traits.text)
+    if traits.own_text or text.get("model_type") is None:
+        text["model_type"] = traits.text
+    if text.model_type not in text_families:
+        raise NoFormulaError(
+            f"{config.file}: text_config has model_type {text.model_type[:60]!r}, which is not a decoder with formulas"
+        )
     text.pop("architectures", None)
     text["tie_word_embeddings"] = config.boolean("tie_word_embeddings", traits.tied)
     vision = config.section("vision_config")
@@ -69,7 +87,13 @@ def image_text_from_config(config: Config, build_text: Callable[[Config], Model]
     except RegardError as error:
         raise NoFormulaError(str(error)) from None
     stacks = [stack, *(replace(each, name="") for each in decoder.stacks)]
-    return replace(decoder, title=traits.architecture, architecture=traits.architecture, stacks=tuple(stacks))
+    return replace(
+        decoder,
+        title=traits.architecture,
+        architecture=traits.architecture,
+        stacks=tuple(stacks),
+        image_tokens=_image_tokens(config, vision, tower),
+    )
 
 
 def _tower_sizes(vision: Config) -> _Tower:
@@ -130,7 +154,7 @@ def _tower_stack(config: Config, vision: Config, tower: _Tower, d_text: int) -> 
 
 def _tower_attention(tower: _Tower) -> Attention:
     if tower.d % tower.heads:
-        raise NoFormulaError(f"config.json: num_attention_heads must divide hidden_size={tower.d}, got {tower.heads}")
+        raise NoFormulaError(f"num_attention_heads of the tower must divide hidden_size={tower.d}, got {tower.heads}")
     d_key = tower.d // tower.heads
     return Attention(tower.d, tower.heads, d_key, d_key, tower.d, tower.heads, qkv_bias=True)
 
@@ -146,10 +170,22 @@ def _pooling_head(tower: _Tower, attention: Attention, norm: Norm, rows: int) ->
     return [PlacedPart(name, part, rows=1, keys=keys) for name, part, keys in parts]
 
 
+def _image_tokens(config: Config, vision: Config, tower: _Tower) -> int:
+    """The number of tokens that the decoder reads in place of one image."""
+    if config.model_type == "gemma3":
+        # The patches are averaged in squares, until this many are left.
+        return config.integer("mm_tokens_per_image", 256)
+    if config.model_type == "llama4":
+        # Squares of neighbouring patches are joined to one vector each.
+        ratio = vision.number("pixel_shuffle_ratio", 0.5)
+        return round(tower.patches * ratio * ratio)
+    return tower.patches
+
+
 def _projector(config: Config, vision: Config, tower: _Tower, d_text: int) -> list[PlacedPart]:
     """The maps from the tower's width to the text's."""
     family = config.model_type
-    rows = tower.patches
+    rows = _image_tokens(config, vision, tower)
     parts: list[tuple[str, Part]] = []
     if family == "llava":
         bias = config.boolean("multimodal_projector_bias", True)
@@ -158,14 +194,9 @@ def _projector(config: Config, vision: Config, tower: _Tower, d_text: int) -> li
     elif family == "paligemma":
         parts.append(("projector", Linear(tower.d, vision.integer("projection_dim"))))
     elif family == "gemma3":
-        # The patches are averaged in squares, until this many are left.
-        rows = config.integer("mm_tokens_per_image", 256)
         parts.append(("projector norm", Norm(tower.d, "rms")))
         parts.append(("projector", Linear(tower.d, d_text, bias=False)))
     else:
-        # Llama 4 joins squares of neighbouring patches to one vector each.
-        ratio = vision.number("pixel_shuffle_ratio", 0.5)
-        rows = round(tower.patches * ratio * ratio)
         inner = vision.integer("projector_input_dim", 4096)
         outer = vision.integer("projector_output_dim", 4096)
         width = vision.integer("vision_output_dim", 7680)

@@ -9,17 +9,19 @@ from regard._errors import RegardTypeError
 from regard.budget._units import parse_quantity
 
 LARGEST_LIMIT = 2**50  # 1 PiB
-LARGEST_SIZE = 2**53  # never fits: every token needs at least one byte
+LARGEST_SIZE = 2**53  # fits only if memory does not grow: otherwise every token needs at least one byte
 
 
-def largest_size(needed: Callable[[int], int], limit: int) -> int:
-    """Return the largest size from 1 on whose need is within the limit; 0 if not even 1 fits.
+def largest_size(needed: Callable[[int], int], limit: int) -> int | None:
+    """Return the largest size from 1 on whose need is within the limit; 0 if not even 1 fits, None if all sizes fit.
 
-    - `needed`: bytes by size. It must not decrease, and must exceed the limit at some size.
+    - `needed`: bytes by size. It must not decrease.
     - `limit`: bytes.
 
     >>> largest_size(lambda n: 100 + 7 * n, 1000)
     128
+    >>> largest_size(lambda n: min(n, 50), 1000) is None
+    True
     """
     low = 1
     need_low = needed(low)
@@ -27,6 +29,8 @@ def largest_size(needed: Callable[[int], int], limit: int) -> int:
         return 0
     high = LARGEST_SIZE
     need_high = needed(high)
+    if need_high <= limit:
+        return None
 
     # Invariant: `low` fits and `high` does not. Memory is nearly linear in the size, so interpolation needs only a few
     # steps. Every second step halves the range, which bounds the number of steps for any other function.

@@ -22,6 +22,7 @@ from regard.budget._presets import preset
 from regard.budget._symbols import to_int
 
 DEFAULT_TOKENS = 512  # a length that most models can read
+LEAST_TEXT = 64  # tokens of text that follow an image if no length is given
 
 
 @overload
@@ -74,7 +75,7 @@ def plan(
     - `model`: a model, the name of a preset, one attention layer, or the parts that `block` returned. For a model that
       `from_config` found no formula for, the result is a `CountedPlan`, which has fewer figures.
     - `tokens`: n, the tokens per sequence; default: the length of the preset; for other models 512, or fewer if the
-      model has fewer positions. An image model has a fixed n.
+      model has fewer positions, or more if an image needs them. An image model has a fixed n.
     - `source`: m, tokens of the source that an encoder reads; default n.
     - `batch`: number of sequences.
     - `dtype`, `weights`: names or torch dtypes. `weights` is needed only if weights are stored in another dtype.
@@ -137,7 +138,11 @@ def _counted_plan(
     optimizer: str,
 ) -> CountedPlan:
     """The plan of a model without a formula, with the same checks as for other models."""
-    if tokens is None:
+    if not model.reads_tokens:
+        if tokens is not None:
+            raise RegardError(f"tokens={tokens} is given, but {model.title} reads no text; leave it out")
+        tokens = 1
+    elif tokens is None:
         tokens = min(DEFAULT_TOKENS, model.context_length or DEFAULT_TOKENS)
     check_integer("tokens", tokens, least=1)
     check_integer("batch", batch, least=1)
@@ -163,6 +168,8 @@ def default_tokens(model: Model) -> int:
     """The length of a plan if none is given."""
     if model.default_tokens is not None:
         return model.default_tokens
+    if model.image_tokens is not None:
+        return max(DEFAULT_TOKENS, model.image_tokens + LEAST_TEXT)
     return min(DEFAULT_TOKENS, to_int(model.max_tokens or DEFAULT_TOKENS))
 
 
@@ -170,6 +177,8 @@ def _check_length(name: str, length: int, model: Model) -> None:
     check_integer(name, length, least=1)
     if model.max_tokens is not None and length > to_int(model.max_tokens):
         raise RegardError(f"{name} must be at most {to_int(model.max_tokens):,}, the learned positions, got {length}")
+    if model.image_tokens is not None and length < model.image_tokens:
+        raise RegardError(f"{name} must be at least {model.image_tokens:,}, the tokens of the image, got {length}")
 
 
 def _check_dtype(dtype: str, machine: Machine) -> None:

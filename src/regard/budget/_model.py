@@ -111,6 +111,7 @@ class Model:
     - `vocab`: width of the logits; None if the model has no logits.
     - `fixed_tokens`: the only possible length (patches of an image and the class token), or None.
     - `max_tokens`: the number of learned positions, or None.
+    - `image_tokens`: tokens of n that are those of the image, for a model of images and text; None for other models.
     - `default_tokens`: the length that `plan` uses if none is given; None for 512, or fewer learned positions.
     - `context_length`: the length that the model is made for, if positions do not limit it: that of its preset, or that
       of its config; None if unknown. Longer lengths are counted too.
@@ -128,6 +129,7 @@ class Model:
     vocab: Number | None = None
     fixed_tokens: Number | None = None
     max_tokens: Number | None = None
+    image_tokens: int | None = None
     default_tokens: int | None = None
     context_length: int | None = None
     architecture: str | None = None

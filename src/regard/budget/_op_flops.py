@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -293,9 +294,18 @@ def may_contain_products(op: OpOverload | HigherOrderOperator, args: Any) -> boo
     """
     if isinstance(op, HigherOrderOperator):
         return True
+    if _is_harmless(op):
+        return False
     tensors = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
     if op.namespace != "aten":
-        return op.namespace not in _HARMLESS_NAMESPACES and bool(tensors)
+        return bool(tensors)
     numbers = [x for x in tensors if x.is_floating_point() or x.is_complex() or x.dtype in (torch.int8, torch.uint8)]
-    is_harmless = not _HARMLESS_TAGS.isdisjoint(op.tags) or _HARMLESS_NAMES.search(op._opname) is not None
-    return len(numbers) > 1 and not is_harmless
+    return len(numbers) > 1
+
+
+@cache  # a model calls few operators, and each of them many times
+def _is_harmless(op: OpOverload) -> bool:
+    """Whether the tags, the name or the namespace of an operator rule out matrix products."""
+    if op.namespace != "aten":
+        return op.namespace in _HARMLESS_NAMESPACES
+    return not _HARMLESS_TAGS.isdisjoint(op.tags) or _HARMLESS_NAMES.search(op._opname) is not None

@@ -274,8 +274,9 @@ class Plan:
     def max_tokens_forward(self) -> int | None:
         """The largest n whose forward pass fits into memory with its cache, all n tokens at once.
 
-        0 if not even one token fits. None without a memory limit, and for an image model, which has a single n. Learned
-        positions limit n too. If a source length was given, it does not change with n.
+        0 if not even one token fits, or not even the tokens of the image. None without a memory limit, and for an image
+        model, which has a single n. Learned positions limit n too. If a source length was given, it does not change
+        with n.
 
         >>> on_gpu = {"dtype": "bfloat16", "memory_limit": "24GiB"}
         >>> step = regard.budget.plan(regard.budget.preset("llama-3-8b"), **on_gpu)
@@ -300,8 +301,9 @@ class Plan:
     def max_tokens_decoding(self) -> int | None:
         """The largest n after which one more token can be generated, with the keys and values of n tokens in a cache.
 
-        None if the model does not generate; other limits as in `max_tokens_forward`. The cache keeps all keys, also
-        those that a window hides.
+        None if the model does not generate, or if memory does not limit n (`decodes_any_length`); other limits as in
+        `max_tokens_forward`. The cache keeps all keys, also those that a window hides, unless the model was read from a
+        config.
         """
         if not self._decodes:
             return None
@@ -310,7 +312,15 @@ class Plan:
             source = n if self.lengths.m is None else self.lengths.m
             return self._decoding_memory(to_int(self.lengths.batch), n, to_int(source))
 
-        return self._within_positions(self._largest_size(total))
+        return self._largest_length(total)
+
+    @property
+    def decodes_any_length(self) -> bool:
+        """Whether there is a memory limit that does not limit the n of decoding.
+
+        The caches then stop to grow: every layer has a window, and its cache drops the keys that the window hides.
+        """
+        return self._decodes and self.available_memory is not None and self.max_tokens_decoding is None
 
     def _max_tokens(self, *, training: bool) -> int | None:
         if self.model.fixed_tokens is not None:
@@ -319,12 +329,20 @@ class Plan:
         def total(n: int) -> int:
             return to_int(replace(self, lengths=replace(self.lengths, n=n), training=training).memory.total)
 
-        return self._within_positions(self._largest_size(total))
+        return self._largest_length(total)
 
-    def _within_positions(self, n: int | None) -> int | None:
-        if n is None or self.model.max_tokens is None:
-            return n
-        return min(n, to_int(self.model.max_tokens))
+    def _largest_length(self, needed: Callable[[int], int]) -> int | None:
+        """The largest n that fits and that the model can read; 0 if there is none, None if there is no limit."""
+        if self.available_memory is None:
+            return None
+        n = self._largest_size(needed)
+        if self.model.max_tokens is not None:
+            positions = to_int(self.model.max_tokens)
+            n = positions if n is None else min(n, positions)
+        # A shorter text has no place for the image.
+        if n is not None and n < (self.model.image_tokens or 1):
+            return 0
+        return n
 
     def _largest_size(self, needed: Callable[[int], int]) -> int | None:
         if self.available_memory is None:

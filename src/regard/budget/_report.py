@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from regard._terminal import frameless_table, literal_text
-from regard.budget._attention_vs_alternatives import Alternative
 from regard.budget._counted_plan import CountedPlan
 from regard.budget._experts_part import Experts
 from regard.budget._latent_attention import LatentAttention
@@ -22,9 +20,6 @@ from regard.budget._plan import Plan
 from regard.budget._solve import Fit
 from regard.budget._symbols import SYMBOLS, to_int, to_text
 from regard.budget._units import format_bytes, format_count, format_seconds
-
-if TYPE_CHECKING:
-    pass
 
 # The headings of columns of shares, by the basis of the shares.
 SHARE_HEADINGS = {"time": "% of time", "FLOPs": "% of FLOPs", "unmasked FLOPs": "% unmasked"}
@@ -195,12 +190,14 @@ def _longest_lines(plan: Plan) -> dict[str, str]:
         "decoding": plan.max_tokens_decoding,
         "training": plan.max_tokens_training,
     }
-    known = {step: n for step, n in steps.items() if n is not None}
+    known = {step: _count_or_none(n) for step, n in steps.items() if n is not None}
+    if plan.decodes_any_length:
+        known["decoding"] = "no limit by memory"
     if not known:
         return {}
-    line = ", ".join(f"{step} {_count_or_none(n)}" for step, n in known.items())
+    line = ", ".join(f"{step} {known[step]}" for step in steps if step in known)
     positions = plan.model.max_tokens
-    if positions in known.values():
+    if positions is not None and positions in steps.values():
         line += f"; there are {to_int(positions or 0):,} learned positions"
     return {"longest n": line}
 
@@ -215,7 +212,7 @@ def _context_lines(plan: Plan) -> dict[str, str]:
     if to_int(plan.lengths.n) > context:
         return {"context": f"{line}; this n is longer"}
     longest = (plan.max_tokens_forward, plan.max_tokens_decoding, plan.max_tokens_training)
-    if any(n is not None and n > context for n in longest):
+    if plan.decodes_any_length or any(n is not None and n > context for n in longest):
         return {"context": line}
     return {}
 
@@ -331,6 +328,10 @@ def conditions_text(plan: Plan | CountedPlan, without: str = "") -> str:
     if without in sizes:
         sizes[without] = without
     conditions = [f"{sizes['batch']} × {sizes['n']} tokens"]
+    if isinstance(plan, CountedPlan) and not plan.model.reads_tokens:
+        conditions = [f"{sizes['batch']} × {plan.model.reads}"]
+        if plan.model.reads == "images":
+            conditions = ["1 image" if lengths.batch == 1 else f"{sizes['batch']} images"]
     if lengths.m is not None and without != "source":
         conditions.append(f"source {lengths.m:,}")
     conditions.append(plan.dtype)
@@ -423,17 +424,6 @@ def _marked_total(plan: Plan, plans: Sequence[tuple[int, Plan]]) -> str:
     if any(other.fits is False for _, other in plans):
         return f"{total}  "
     return total
-
-
-def alternatives_table(alternatives: Iterable[Alternative], n: int, d: int, d_p: int, kernel: int) -> Group:
-    """A table of layers that mix the tokens of a sequence, with their costs."""
-    rows = []
-    for each in alternatives:
-        numbers = each.at(n, d, d_p, kernel)
-        cells = [format_count(numbers["flops"]), format_count(numbers["parameters"]), format_count(numbers["memory"])]
-        rows.append([each.name, each.order, *cells, f"{numbers['steps']:,}", f"{numbers['reach']:,}"])
-    title = f"One head of D = {d:,} on n = {n:,} tokens; positions of D_p = {d_p}, kernels of K = {kernel}"
-    return titled_table(title, ["layer", "O(…)", "FLOPs", "params", "saved", "steps", "reach"], rows)
 
 
 def machine_table(machines: Iterable[Machine]) -> Group:

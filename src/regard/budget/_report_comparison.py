@@ -1,4 +1,4 @@
-"""Print two models side by side, and the list of presets."""
+"""Print two models side by side, layers that mix tokens, and the list of presets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from rich.console import Group
 
 from regard._terminal import literal_text
+from regard.budget._attention_vs_alternatives import Alternative
 from regard.budget._compare_models import ComparedFigure, Comparison, Unit
 from regard.budget._presets import Preset
 from regard.budget._report import as_text, conditions_text, step_name, titled_table
@@ -30,7 +31,8 @@ def comparison_table(comparison: Comparison) -> Group:
     if first.lengths.n != second.lengths.n:  # an image model has its own length
         n = ComparedFigure("tokens n", "tokens", to_int(first.lengths.n), to_int(second.lengths.n))
         rows.append(_figure_cells(n))
-    rows += [_figure_cells(figure) for figure in comparison.figures]
+    for figure in comparison.figures:
+        rows.append(_figure_cells(figure, comparison.without_limit(figure.name)))
 
     title = f"{first.model.title} against {second.model.title}, {step_name(first)} of {conditions_text(first)}"
     if first.machine is not None:
@@ -44,14 +46,16 @@ def comparison_table(comparison: Comparison) -> Group:
     return titled_table(title, columns, rows)
 
 
-def _figure_cells(figure: ComparedFigure) -> list[str]:
+def _figure_cells(figure: ComparedFigure, without_limit: tuple[bool, bool] = (False, False)) -> list[str]:
     difference = "–"
     if figure.difference is not None:
         difference = _signed(figure.difference, figure.unit, figure.name)
     ratio = "–"
     if figure.ratio is not None:
         ratio = f"{figure.ratio:.2f}"
-    cells = [_value_text(value, figure.unit, figure.name) for value in (figure.first, figure.second)]
+    cells = []
+    for value, is_unlimited in zip((figure.first, figure.second), without_limit, strict=True):
+        cells.append("no limit" if is_unlimited else _value_text(value, figure.unit, figure.name))
     return [figure.name, *cells, difference, ratio]
 
 
@@ -86,3 +90,14 @@ def preset_table(presets: Iterable[Preset]) -> Group:
         rows.append([preset.name, model.kind, f"{tokens:,}", f"{to_int(model.parameters):,}"])
     title = "Models by name; n is used if no tokens are given"
     return titled_table(title, ["name", "kind", "n", "parameters"], rows, text_columns=2)
+
+
+def alternatives_table(alternatives: Iterable[Alternative], n: int, d: int, d_p: int, kernel: int) -> Group:
+    """A table of layers that mix the tokens of a sequence, with their costs."""
+    rows = []
+    for each in alternatives:
+        numbers = each.at(n, d, d_p, kernel)
+        cells = [format_count(numbers["flops"]), format_count(numbers["parameters"]), format_count(numbers["memory"])]
+        rows.append([each.name, each.order, *cells, f"{numbers['steps']:,}", f"{numbers['reach']:,}"])
+    title = f"One head of D = {d:,} on n = {n:,} tokens; positions of D_p = {d_p}, kernels of K = {kernel}"
+    return titled_table(title, ["layer", "O(…)", "FLOPs", "params", "saved", "steps", "reach"], rows)

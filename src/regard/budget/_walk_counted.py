@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
+import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
-from regard.budget._count_live_model import count
+from regard.budget._count_live_model import WalkTimeError, count_call
 from regard.budget._counted_model import (
     MOST_NESTED,
     CountedModel,
@@ -22,6 +22,10 @@ from regard.budget._counted_model import (
     quiet_transformers,
 )
 from regard.budget._model import Lengths
+
+# The longest time of a walk. Models with recurrences run a loop over the tokens in each layer.
+MOST_WALK_SECONDS = 60.0
+CACHES = ("past_key_values", "cache_params", "mems", "state")  # under these names models return their caches
 
 
 @dataclass(frozen=True)
@@ -37,17 +41,45 @@ class Walk:
 
 def walk_model(model: CountedModel, lengths: Lengths, dtype: str, *, backward: bool) -> Walk:
     """Run the model on tensors without data: its FLOPs, and the bytes of its cache in `dtype`."""
-    reasons: dict[str, str] = {}
     inputs = _inputs(model, lengths)
     if inputs is None:
         reason = f"the input {model.reads} is neither text nor an image"
         return Walk(None, None, None, (), {"forward_flops": reason, "backward_flops": reason, "cache": reason})
+    deadline = time.monotonic() + MOST_WALK_SECONDS
     with warnings.catch_warnings(), quiet_transformers(import_transformers(model.architecture)):
         warnings.simplefilter("ignore")
         module = copy.deepcopy(model.module).to(getattr(torch, dtype))
-        forward, backward_flops, uncounted = _count_flops(module, inputs, backward, reasons)
-        cache = _cache_bytes(module, inputs, reasons)
-    return Walk(forward, backward_flops, cache, uncounted, reasons)
+        inputs = _in_dtype_of(module, inputs)
+        if backward:
+            return _walk(module, inputs, deadline, backward=True)
+
+        # A config may turn the cache off, and some models have none: these are run as they are.
+        with_cache = copy.deepcopy(module)
+        for config in module_configs(with_cache):
+            if hasattr(config, "use_cache"):
+                config.use_cache = True
+        walk = _walk(with_cache, inputs, deadline)
+        if walk.forward_flops is not None or time.monotonic() > deadline:
+            return walk
+        second = _walk(module, inputs, deadline)
+        if second.forward_flops is None or not _generates(module):
+            return second
+        return replace(second, cache=None, reasons={"cache": walk.reasons["cache"]})
+
+
+def _walk(module: nn.Module, inputs: dict[str, Tensor], deadline: float, backward: bool = False) -> Walk:
+    try:
+        counts, output = count_call(module, (), inputs, backward=backward, deadline=deadline)
+    except WalkTimeError:
+        reason = f"counting takes more than {MOST_WALK_SECONDS:.0f} s, which is the limit; fewer tokens take less"
+    except Exception as error:  # a model may read values, or need other inputs
+        cause = error.__cause__ or error
+        reason = f"the model does not run on tensors without data ({type(cause).__name__}: {_first_line(cause)})"
+    else:
+        reasons: dict[str, str] = {}
+        cache = None if backward else _cache_bytes(module, output, reasons)
+        return Walk(counts.forward_flops, counts.backward_flops, cache, counts.uncounted_operators, reasons)
+    return Walk(None, None, None, (), dict.fromkeys(("forward_flops", "backward_flops", "cache"), reason))
 
 
 def _inputs(model: CountedModel, lengths: Lengths) -> dict[str, Tensor] | None:
@@ -80,41 +112,24 @@ def _image_input(model: CountedModel, batch: int) -> dict[str, Tensor] | None:
     return None
 
 
-def _count_flops(
-    module: nn.Module, inputs: dict[str, Tensor], backward: bool, reasons: dict[str, str]
-) -> tuple[int | None, int | None, tuple[str, ...]]:
-    inputs = _in_dtype_of(module, inputs)
-    try:
-        counts = count(module, backward=backward, **inputs)
-    except Exception as error:  # a model may read values, or need other inputs: its FLOPs are unknown then
-        reasons["forward_flops"] = _first_line(error)
-        if backward:
-            reasons["backward_flops"] = _first_line(error)
-        return None, None, ()
-    return counts.forward_flops, counts.backward_flops, counts.uncounted_operators
-
-
-def _cache_bytes(module: nn.Module, inputs: dict[str, Tensor], reasons: dict[str, str]) -> int | None:
-    """The bytes of the cache that the model returns; 0 if it returns none."""
-    for config in module_configs(module):
-        if hasattr(config, "use_cache"):
-            config.use_cache = True
-    try:
-        # As `count` runs it: a model may read single numbers, which fake tensors have and meta tensors do not.
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
-        with FakeCopyMode(fake):
-            copied, tensors = copy.deepcopy((module, _in_dtype_of(module, inputs)))
-        with fake, torch.no_grad():
-            output = copied(**tensors)
-    except Exception as error:
-        reasons["cache"] = _first_line(error)
-        return None
+def _cache_bytes(module: nn.Module, output: Any, reasons: dict[str, str]) -> int | None:
+    """The bytes of the cache that the model returned; 0 if it returned none and does not generate."""
     found: dict[int, Tensor] = {}
-    for name in ("past_key_values", "cache_params", "mems", "state"):
+    for name in CACHES:
         _collect_tensors(getattr(output, name, None), found, depth=0)
     # Tensors of positions and lengths are integers or single numbers, not keys, values or states.
     stored = [x for x in found.values() if x.is_floating_point() and x.ndim > 1]
+    if not stored and _generates(module):
+        # For example RecurrentGemma, whose layers keep their states in themselves.
+        reasons["cache"] = "the model generates, but returns no cache"
+        return None
     return sum(x.numel() * x.element_size() for x in stored)
+
+
+def _generates(module: nn.Module) -> bool:
+    """Whether the model generates text token by token."""
+    can_generate: Any = getattr(module, "can_generate", None)
+    return bool(can_generate and can_generate())
 
 
 def _in_dtype_of(module: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -140,5 +155,5 @@ def _collect_tensors(x: Any, found: dict[int, Tensor], depth: int) -> None:
             _collect_tensors(each, found, depth + 1)
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -84,7 +84,8 @@ def choose_model(text: str, field_texts: Sequence[str]) -> ModelChoice:
     path = Path(text)
     if path.suffix == ".gguf":
         raise RegardError(f"model must be {ACCEPTED}, got the GGUF file {text}; regard describe counts its parameters")
-    is_config = _exists(path) and (path.is_file() or (path / "config.json").is_file())
+    # Also a pipe or a device: reading it is refused by name.
+    is_config = _exists(path) and (not path.is_dir() or _exists(path / "config.json"))
     if is_config or text.lstrip().startswith("{"):
         if field_texts:
             raise RegardError(f"model must be a kind or a preset if it has fields, got a config with {field_texts[0]}")

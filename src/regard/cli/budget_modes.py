@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +30,16 @@ from regard.budget._model import Model
 from regard.budget._models_from_fields import FIELDS, INTEGER_FIELDS
 from regard.budget._plan import Plan
 from regard.budget._presets import PRESETS
-from regard.budget._report_comparison import comparison_table, preset_table
+from regard.budget._report_comparison import alternatives_table, comparison_table, preset_table
 from regard.budget._report_formulas import formula_json, formula_table, latex_lines
 from regard.budget._solve import LIMITS, fit
 from regard.budget._symbols import to_int
 from regard.budget._units import parse_integer, parse_quantity
+from regard.budget._walk_counted import MOST_WALK_SECONDS
 from regard.cli.budget_model import ACCEPTED, ModelChoice, choose_from_line, choose_model, distinct_titles
 from regard.cli.output_file import check_figure_file
 
+SILENT_SECONDS = 3.0  # after so long a count by walking says that it goes on
 FIT_DEFAULTS = {"vocab": 32000}  # fixed fields of --fit if they are not given
 COMPARED_SIZES = (3, 3)  # for --compare: width of position codes, taps of the convolution
 
@@ -217,9 +222,26 @@ def _print_counted(request: BudgetRequest, model: CountedModel) -> None:
     if refused:
         raise RegardError(f"{refused[0]} needs formulas, but {model.title} is counted by walking; leave it out")
     result = plan(model, request.integer("--tokens"), **request.plan_options())
+    with _notice_if_slow():
+        result.walk  # noqa: B018  computed here, and read by the report
     if request.as_json:
         return _print_json(result.to_dict())
     Console().print(counted_report(result))
+
+
+@contextmanager
+def _notice_if_slow() -> Iterator[None]:
+    """Say on standard error that the model is still being counted, once that takes some seconds."""
+    text = (
+        f"regard: still counting by walking; this takes at most {MOST_WALK_SECONDS:.0f} s, and fewer tokens take less"
+    )
+    timer = threading.Timer(SILENT_SECONDS, typer.echo, (text,), {"err": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _print_fits(request: BudgetRequest, kind: str, fields: dict[str, Any]) -> None:
@@ -273,17 +295,23 @@ def _sweep_length(
     if request.options[f"--{argument}"] is not None:
         raise RegardError(f"--sweep {name} cannot be combined with --{argument}; give one of them")
     valid = values
+    note = ""
     if name != "batch" and model.max_tokens is not None:
         valid = [value for value in values if value <= to_int(model.max_tokens)]
+        note = f"There are {to_int(model.max_tokens):,} learned positions: longer lengths are left out."
+    elif name == "n" and model.image_tokens is not None:
+        least = model.image_tokens
+        valid = [value for value in values if value >= least]
+        note = f"The image has {least:,} tokens: shorter lengths are left out."
 
     options = {"tokens": request.integer("--tokens"), **request.plan_options()}
     # If no length is valid, the first of them raises the error that explains it.
     rows = []
     for value in valid or values:
         rows.append((value, plan(model, **(options | {argument: value}))))
-    if len(valid) == len(values):
+    if len(valid) in (0, len(values)):
         return rows, ""
-    return rows, f"There are {to_int(model.max_tokens or 0):,} learned positions: longer lengths are left out."
+    return rows, note
 
 
 def _sweep_field(request: BudgetRequest, choice: ModelChoice, name: str, values: list[int]) -> list[tuple[int, Plan]]:
@@ -356,7 +384,7 @@ def _print_alternatives(request: BudgetRequest, model: Model) -> None:
     n = to_int(plan(model, request.integer("--tokens")).lengths.n)
     sizes = (n, to_int(model.d), *COMPARED_SIZES)
     if not request.as_json:
-        return Console().print(report.alternatives_table(alternatives(), *sizes))
+        return Console().print(alternatives_table(alternatives(), *sizes))
     entries = []
     for layer in alternatives():
         costs: dict[str, Any] = layer.at(*sizes)

@@ -90,7 +90,8 @@ class TextGenerator(Model):
         - ``end``: a token id or several that stop a row, None for no end, or ``"model"`` (default): its end tokens.
           The end token is the last id of its row; the rest of the row is filled with the padding id.
         - ``cache``: False reads everything again at each step. That is slow and gives the same tokens, except with
-          rotary positions that depend on the length (``dynamic``, ``longrope``): cached keys keep their rotation.
+          rotary positions that depend on the length (``dynamic``, ``longrope``): cached keys keep their rotation, as in
+          ``transformers``. Phi-3 is the exception: it reads the text again once, where ``longrope`` changes.
 
         From ``generation_config.json`` only the end and start tokens are used; a warning names other settings that
         would change greedy text. No chat template is applied.

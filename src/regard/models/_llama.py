@@ -23,7 +23,7 @@ from regard.models._llama_parts import (
     ShiftedRMSNorm,
     plain_layer_norm,
 )
-from regard.models._rope import DEFAULT_BASE, rotary_from_config
+from regard.models._rope import DEFAULT_BASE, LongRotary, rotary_from_config
 from regard.models._text_decoder import TextDecoder
 from regard.nn import Block, Decoder, FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
 from regard.nn._stack import TokenEmbedding, head_kind
@@ -46,6 +46,7 @@ class Variant:
     - ``capped``: scores and logits have a soft cap, and an entry gives the scale of the scores.
     - ``base``: the default base of rotary positions.
     - ``partial``: the default part of the features that is rotated; None means that it is always 1.
+    - ``rereads``: generation reads the text again where ``longrope`` changes the rotation, so that all keys have one.
     - ``dropout``: the entry of the dropout of sublayers; "" means none.
     - ``required``: entries that may only have this value.
     """
@@ -66,6 +67,7 @@ class Variant:
     activation: str = "silu"
     base: float = DEFAULT_BASE
     partial: float | None = None
+    rereads: bool = False
     dropout: str = ""
     activation_entry: str = "hidden_act"
     capped: bool = False
@@ -105,7 +107,7 @@ VARIANTS = {
     "olmo": Variant(norm=plain_layer_norm, eps_entry="", eps=1e-5, required={"clip_qkv": None}),
     # Norms after the sublayers, and one over the queries or keys of all heads.
     "olmo2": Variant(eps=1e-5, qk_norm="joint", block=NormAfterBlock),
-    "phi3": replace(_NO_BIAS, eps=1e-5, partial=1.0, dropout="resid_pdrop"),
+    "phi3": replace(_NO_BIAS, eps=1e-5, partial=1.0, rereads=True, dropout="resid_pdrop"),
     # Every fourth layer has no positions: see ``Config.rotary_layers``.
     "smollm3": Variant(mlp_bias="mlp_bias", kv_heads=4, tied=True, base=2e6),
     # LayerNorm with biases, and a quarter of the features is rotated.
@@ -213,7 +215,20 @@ def build(config: Config, stored: TensorLookup) -> TextDecoder:
     decoder = Decoder.from_blocks(blocks, norm=norm(d), tokens=tokens)
     trained_length = config.integer("max_position_embeddings", 2048)
     keys = KEYS_OF_OTHERS.get(model_type, KEYS)
-    return TextDecoder(config, keys, decoder, max_positions=None, trained_length=trained_length)
+    reread_length = _switch_length(decoder) if variant.rereads else None
+    return TextDecoder(
+        config, keys, decoder, max_positions=None, trained_length=trained_length, reread_length=reread_length
+    )
+
+
+def _switch_length(decoder: Decoder) -> int | None:
+    """The length beyond which ``longrope`` rotates with its long factors; None without ``longrope``."""
+    for block in decoder.blocks:
+        assert isinstance(block, Block)
+        position = block.attention.position
+        if isinstance(position, LongRotary):
+            return position.trained_length
+    return None
 
 
 def _attention(

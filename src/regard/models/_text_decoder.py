@@ -27,12 +27,22 @@ class TextDecoder(TextGenerator):
     """
 
     def __init__(
-        self, config: Config, keys: KeyTable, decoder: Decoder, *, max_positions: int | None, trained_length: int | None
+        self,
+        config: Config,
+        keys: KeyTable,
+        decoder: Decoder,
+        *,
+        max_positions: int | None,
+        trained_length: int | None,
+        reread_length: int | None = None,
     ) -> None:
         super().__init__(config, keys)
         self.decoder = decoder
         self.max_positions = max_positions
         self.trained_length = trained_length
+        # Generation reads the text again once it is longer than this, because older keys are rotated otherwise; None
+        # if it never does.
+        self.reread_length = reread_length
 
     def new_cache(self, capacity: int = 0) -> DecoderCache:
         """An empty cache with memory for ``capacity`` tokens."""
@@ -79,9 +89,17 @@ class TextDecoder(TextGenerator):
         read_so_far = prompt.ids[:, :0]
 
         def read(ids: Tensor) -> Tensor:
-            nonlocal real, read_so_far
+            nonlocal cache, real, read_so_far
+            limit = self.reread_length
+            if cache is None or limit is not None:
+                read_so_far = torch.cat([read_so_far, ids], dim=1)
             if cache is None:  # read everything again
-                ids = read_so_far = torch.cat([read_so_far, ids], dim=1)
+                ids = read_so_far
+            elif limit is not None and 0 < cache.length <= limit < read_so_far.shape[1]:
+                # Keys in the cache are rotated for short texts. Read everything again, once.
+                ids = read_so_far
+                cache = None  # free its memory before the new one takes some
+                cache = self.new_cache(max(capacity, ids.shape[1]))
             self.warn_beyond_training(ids.shape[1], cache)
             position_ids = None
             if real is not None:

@@ -144,6 +144,8 @@ def plan_response(request: PlanRequest) -> dict[str, Any]:
         "needs_source": model.has_source,
         "fixed": model.fixed_tokens is not None,
         "longest": model.max_tokens,
+        "shortest": model.image_tokens or 1,
+        "decodes_any_length": full_plan.decodes_any_length,
         "theory": _theory_exercise(full_plan),
         "tiled": all(part.tiled for _, part in model.attention_parts),
     }
@@ -200,17 +202,22 @@ def compare_response(request: CompareRequest) -> dict[str, Any]:
         request.first, kind=request.second.kind, fields=request.second.fields, config=request.second.config
     )
     models = [model_of(request.first), model_of(second)]
-    # The page always has a length. If the second model has fewer learned positions, both are compared there.
+    # The page always has a length. If the second model has fewer learned positions, or an image that needs more
+    # tokens, both are compared there.
     tokens = request.first.tokens
     for model in models:
         if tokens is not None and model.max_tokens is not None:
             tokens = min(tokens, to_int(model.max_tokens))
+    for model in models:
+        if tokens is not None and model.fixed_tokens is None:
+            tokens = max(tokens, model.image_tokens or 1)
     comparison = compare(models[0], models[1], tokens, **run_options(request.first))
     figures = comparison.to_dict()["figures"]
     response: dict[str, Any] = {
         "titles": [comparison.first.model.title, comparison.second.model.title],
         "tokens": [comparison.first.lengths.n, comparison.second.lengths.n],
         "figures": figures,
+        "without_limit": {figure["figure"]: comparison.without_limit(figure["figure"]) for figure in figures},
     }
     safe: dict[str, Any] = json_safe(response)
     return safe

@@ -80,7 +80,7 @@ export function createComparison(page, state) {
       const [n, otherN] = response.tokens;
       const lengths = n === otherN ? `both at n = ${formatExact(n)}` : `n = ${formatExact(n)} and ${formatExact(otherN)}`;
       heading.textContent = `${title} and ${otherTitle}, ${lengths}`;
-      body.replaceChildren(comparisonTable(title, otherTitle, response.figures));
+      body.replaceChildren(comparisonTable(title, otherTitle, response.figures, response.without_limit));
     } catch (error) {
       if (error.name === "AbortError") throw error;
       heading.textContent = `${title} and ${otherTitle}`;
@@ -103,15 +103,17 @@ function readPinned(text) {
   }
 }
 
-function comparisonTable(first, second, figures) {
+function comparisonTable(first, second, figures, withoutLimit) {
   const header = element("tr", {}, element("th", { scope: "col", text: "figure" }));
   for (const text of [first, second, "difference", "ratio"]) {
     header.append(element("th", { scope: "col", className: "number", text }));
   }
   const rows = element("tbody");
   for (const figure of figures) {
+    const [firstWithout, secondWithout] = withoutLimit[figure.figure];
     const cells = [
-      valueText(figure, figure.first_value), valueText(figure, figure.second_value), differenceText(figure),
+      firstWithout ? "no limit" : valueText(figure, figure.first_value),
+      secondWithout ? "no limit" : valueText(figure, figure.second_value), differenceText(figure),
       figure.ratio === null ? "–" : `${figure.ratio.toFixed(2)} ×`,
     ];
     const row = element("tr", { dataset: { figure: figure.figure } },

@@ -154,7 +154,8 @@ export function createModelForm(page) {
     } else if (settings.fields.position === "learned") {
       longest = settings.fields.reach;
     }
-    const lengths = LENGTHS.filter((length) => length <= longest);
+    const shortest = hasConfig ? plan?.shortest ?? 1 : 1; // an image needs tokens of its own
+    const lengths = LENGTHS.filter((length) => length >= shortest && length <= longest);
     const length = isFixed ? plan?.tokens : settings.tokens ?? plan?.tokens ?? 512;
     tokens.show(length, lengths, settings.tokens !== null);
     tokens.enable(!isFixed);

@@ -75,6 +75,7 @@ function longestNote(plan) {
   for (const [step, n] of Object.entries(steps)) {
     if (step !== own && n !== null) others.push(`${step} ${formatLongest(n)}`);
   }
+  if (plan.decodes_any_length) others.push("decoding no limit by memory");
   let note = `tokens ${own}`;
   if (longestOf(plan) === plan.longest) note += ", all learned positions";
   return [note, ...others, ...context].join("; ");
@@ -87,7 +88,7 @@ function contextNote(plan) {
   const note = `the model is made for n ≤ ${formatExact(context)}`;
   if (tokens > context) return [`${note}; this n is longer`];
   const longest = [plan.max_tokens_forward, plan.max_tokens_decoding, plan.max_tokens_training];
-  return longest.some((n) => n !== null && n > context) ? [note] : [];
+  return plan.decodes_any_length || longest.some((n) => n !== null && n > context) ? [note] : [];
 }
 
 function timeNote({ machine, batch, tokens, seconds }) {
