@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.cases import CHOICES, build
 from support.checkpoints import make
+from support.key_groups import GROUPS
 from support.model_configs import ids
 from support.observed_models import ASK, CASES, TEXT, close
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from regard.nn import Encoder, EncoderDecoder, MultiHeadAttention
 
 # Sizes in which heads, groups, rows, keys and widths are all different.
 PER_HEAD = ("rows", "key_mass", "map", "map_rows", "profile", "profile_rows")
-BY_ROW = (*ROW_VALUES, "counted", "top", "top_at")
+BY_ROW = (*ROW_VALUES, "counted", "top", "top_at", "groups")
 HEADS = {"one": [0], "many": [2, 0], "grouped": [5, 0, 4], "shared": [1, 2]}
 
 
@@ -53,6 +54,7 @@ def test_chosen_heads_are_slices_of_all_heads(choice: dict[str, str], backend: s
         if isinstance(options.get(name), Tensor | nn.Module):
             options[name] = options[name].float()
     asked: dict[str, Any] = {"map": 3, "profile": 2, "key_mass": True, "top": 2, "sink": 2, "local": 1, "keep": True}
+    asked["groups"] = GROUPS[0]
     heads = tuple(HEADS[choice["heads"]])
 
     def call(observe: Observe | None) -> Any:

@@ -165,6 +165,9 @@ class _Ablator(Observer):
         self.heads = heads
         self.means = means
 
+    def replaces(self, path: str, number: int) -> bool:
+        return bool(self.heads.at(path, number))
+
     def after(self, call: AttentionCall, out: Tensor, observation: Observation | None) -> Tensor:
         heads = self.heads.at(call.path, call.number)
         if not heads:

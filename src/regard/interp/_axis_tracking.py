@@ -108,6 +108,17 @@ def _after_indexing(before: Tensor, index: Any, axis: int) -> int | None:
     return new + axis - old
 
 
+def varies_faster(x: Tensor, axis: int, other: int) -> bool:
+    """Whether steps along an axis are shorter in memory than those along another one.
+
+    >>> varies_faster(torch.zeros(3, 3), 1, 0), varies_faster(torch.zeros(3, 3), 0, 1)
+    (True, False)
+    """
+    if x.shape[axis] <= 1 or x.shape[other] <= 1:
+        return False
+    return 0 < x.stride(axis) < x.stride(other)
+
+
 class JoinedAxes:
     """Remembers tensors with an axis that was joined of two: ``[B, H, n, d]`` → ``[B·H, n, d]``.
 
@@ -147,6 +158,9 @@ class JoinedAxes:
         if before.ndim != after.ndim + 1:
             return
         for axis in range(after.ndim - 2):
+            if before.shape[axis] == before.shape[axis + 1] and varies_faster(before, axis, axis + 1):
+                # Sizes do not tell batch entries from heads, and in memory they are in the other order.
+                continue
             is_start_equal = after.shape[:axis] == before.shape[:axis]
             is_end_equal = after.shape[axis + 1 :] == before.shape[axis + 2 :]
             is_product = after.shape[axis] == before.shape[axis] * before.shape[axis + 1]

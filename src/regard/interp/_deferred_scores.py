@@ -53,12 +53,14 @@ class DeferredScores(DeferredTensor):
 
     - ``make``: computes them as the model wrote them.
     - ``scores``: what they are, before the softmax if the softmax was taken.
+    - ``reads``: the tensors that they are computed from, as long as they are not computed.
     - ``before_softmax``: the deferred scores whose softmax this is; None for scores.
     - ``softmax_record``: what the caller remembers of the softmax.
     - ``was_changed``: whether the numbers changed in place after they were computed.
     """
 
     scores: Scores
+    reads: tuple[Tensor, ...]
     before_softmax: DeferredScores | None
     softmax_record: Any
     was_changed: bool
@@ -67,7 +69,12 @@ class DeferredScores(DeferredTensor):
 
     @staticmethod
     def __new__(
-        cls: Any, make: Callable[[], Tensor], shape: Sequence[int], dtype: torch.dtype, scores: Scores
+        cls: Any,
+        make: Callable[[], Tensor],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        scores: Scores,
+        reads: tuple[Tensor, ...],
     ) -> DeferredScores:
         device = scores.q.tensor.device
 
@@ -79,6 +86,7 @@ class DeferredScores(DeferredTensor):
         x: DeferredScores = DeferredTensor.__new__(cls, make_as_at_first, tuple(shape), dtype, device)
         x.was_changed = False
         x.scores = scores
+        x.reads = reads
         x.before_softmax = None
         x.softmax_record = None
         x._made_of = None
@@ -89,6 +97,16 @@ class DeferredScores(DeferredTensor):
     def is_computed(self) -> bool:
         """Whether the numbers exist already."""
         return self._dense is not None
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the forward pass that made this ended: from then on it is a tensor like others."""
+        return "scores" not in self.__dict__
+
+    def dense(self) -> Tensor:
+        numbers = super().dense()
+        self.reads = ()
+        return numbers
 
     def is_shared(self) -> bool:
         """Whether other deferred tensors were made from this one, or may have its memory."""
@@ -112,21 +130,26 @@ class DeferredScores(DeferredTensor):
     def release(self) -> None:
         """Compute the numbers, and forget what they were made from."""
         self.dense()
-        del self.scores
+        self.__dict__.pop("scores", None)
         self.before_softmax = None
         self.softmax_record = None
         self._made_of = None
         self._made_from_this = []
 
 
-def defer_product(product: MatrixProduct, compute: Callable[[], Tensor]) -> DeferredScores | None:
+def defer_product(
+    product: MatrixProduct, compute: Callable[[], Tensor], reads: tuple[Tensor, ...]
+) -> DeferredScores | None:
     """Defer a product of queries and keys; None if it does not have that form.
 
     - ``compute``: calls the function that the model called.
+    - ``reads``: the tensors that it was called with.
     """
     *lead, row, column = product.out_axes
     inner = (set(product.a_axes) & set(product.b_axes)) - set(product.out_axes)
     if len(inner) != 1 or row in product.b_axes or column in product.a_axes:
+        return None
+    if row not in product.a_axes or column not in product.b_axes:
         return None
     (width,) = inner
     a, b = product.a, product.b
@@ -144,7 +167,7 @@ def defer_product(product: MatrixProduct, compute: Callable[[], Tensor]) -> Defe
             return None
         added = (Part(product.added, batch),)
     scores = Scores(Part(q, batch), Part(k, batch), (a, b), float(product.alpha), added)
-    return DeferredScores(compute, shape, a.dtype, scores)
+    return DeferredScores(compute, shape, a.dtype, scores, reads)
 
 
 def _with_axes(x: Tensor, axes: Sequence[str], order: Sequence[str]) -> Tensor:
@@ -172,18 +195,29 @@ def continue_deferred(func: Any, args: Any, kwargs: dict[str, Any]) -> DeferredS
         return None
     if func in _IN_PLACE and (places[0] != 0 or x.is_shared()):
         return None
+    # Single numbers count as they are now. Larger tensors are watched for changes: they are in ``reads``.
+    args = tuple(_copy_if_single(arg) for arg in args)
+    kwargs = {name: _copy_if_single(value) for name, value in kwargs.items()}
     step = _next_step(func, args, kwargs, x, places[0])
     if step is None or step.scores.needs_gradients():
         return None
+    reads = x.reads
+    if func not in _CASTS:
+        others = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim > 0]
+        reads = (*reads, *(other for other in others if other is not x))
     if func in _IN_PLACE:
-        return _change_in_place(func, args, kwargs, x, step)
-    result = DeferredScores(lambda: func(*_numbers(args), **kwargs), step.shape, step.dtype, step.scores)
+        return _change_in_place(func, args, kwargs, x, step, reads)
+    result = DeferredScores(lambda: func(*_numbers(args), **kwargs), step.shape, step.dtype, step.scores, reads)
     result.before_softmax = x if func in SOFTMAXES else x.before_softmax
     result.softmax_record = x.softmax_record
     if func in _SAME_MEMORY or _returns_its_argument(func, x, step):
         result._made_of = x
     x._made_from_this.append(weakref.ref(result))
     return result
+
+
+def _copy_if_single(x: Any) -> Any:
+    return x.clone() if isinstance(x, Tensor) and x.ndim == 0 else x
 
 
 def _numbers(args: Any) -> list[Any]:
@@ -195,7 +229,9 @@ def _returns_its_argument(func: Any, x: DeferredScores, step: _Step) -> bool:
     return (func in _CASTS or func in _DROPOUTS) and step.dtype == x.dtype
 
 
-def _change_in_place(func: Any, args: Any, kwargs: dict[str, Any], x: DeferredScores, step: _Step) -> DeferredScores:
+def _change_in_place(
+    func: Any, args: Any, kwargs: dict[str, Any], x: DeferredScores, step: _Step, reads: tuple[Tensor, ...]
+) -> DeferredScores:
     make = x._make
     assert make is not None
 
@@ -205,6 +241,7 @@ def _change_in_place(func: Any, args: Any, kwargs: dict[str, Any], x: DeferredSc
 
     x._make = change
     x.scores = step.scores
+    x.reads = reads
     return x
 
 
@@ -298,9 +335,9 @@ def _softmax(args: Any, kwargs: dict[str, Any], x: DeferredScores) -> _Step | No
 def _add(other: Any, x: DeferredScores) -> _Step | None:
     if isinstance(other, MaskTensor):
         # The mask value stays, if its axes are those of the scores. A mask for a part of a cache's keys has others.
-        value = other.regard_mask_value
+        value = other.mask_value()
         has_axes = x.ndim == 4 and other.shape[-2:] == x.shape[-2:] and other.shape[0] in (1, x.shape[0])
-        if has_axes and x.dtype != torch.float16 and not isinstance(value, CacheMask):
+        if has_axes and value is not None and x.dtype != torch.float16 and not isinstance(value, CacheMask):
             masks = (*x.scores.masks, value)
             return _Step(tuple(x.shape), x.dtype, replace(x.scores, masks=masks))
         other = other.numbers(x.dtype)
@@ -327,8 +364,9 @@ def _multiply(number: float | None, x: DeferredScores) -> _Step | None:
 
 
 def _as_number(x: Any) -> float | None:
-    if isinstance(x, Tensor) and x.numel() == 1 and x.ndim == 0:
-        return float(x)
+    if isinstance(x, Tensor) and x.ndim == 0:
+        # A number that is learned keeps its gradient.
+        return None if x.requires_grad and torch.is_grad_enabled() else float(x)
     if isinstance(x, int | float) and not isinstance(x, bool):
         return float(x)
     return None

@@ -93,5 +93,5 @@ class DeferredTensor(Tensor):
     @classmethod
     def call_with_numbers(cls, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Call ``func`` with ordinary tensors in place of deferred ones, also in lists and dictionaries."""
-        args, kwargs = tree_map_only(DeferredTensor, DeferredTensor.dense, (args, kwargs))
+        args, kwargs = tree_map_only(DeferredTensor, lambda x: x.dense(), (args, kwargs))
         return func(*args, **kwargs)

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard._hooks import Observer
 from regard.interp._deferred_scores import DeferredScores
+from regard.interp._deferred_tensor import DeferredTensor
 
 # Weights of keys whose score is this much below the largest one of the row are 0 in every dtype.
 HIDDEN_RANGE = 9000.0
@@ -42,13 +44,13 @@ _IN_PLACE_OPERATORS = frozenset(
 class Softmax:
     """A softmax over scores.
 
-    - ``path``: the module that computed it.
+    - ``paths``: the observers of the module that computed it, with its path.
     - ``used``: whether its weights were multiplied with values in a way that was recognised.
     - ``exists``: False as long as its weights are deferred, and nobody needed their numbers.
     - ``measured``: which parts of its weights were measured.
     """
 
-    path: str
+    paths: list[tuple[Observer, str]]
     used: bool = False
     exists: bool = True
     measured: set[Any] = field(default_factory=set)
@@ -99,14 +101,6 @@ def has_deferred(args: Any, kwargs: dict[str, Any]) -> bool:
     return False
 
 
-def graph_is_checkpointed() -> bool:
-    """Whether what backward needs is packed by hooks, as non-reentrant gradient checkpointing does.
-
-    It runs the model again in backward, where torch turns modes off, and must then find the same operations.
-    """
-    return torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
 def changes_in_place(func: Any, kwargs: dict[str, Any]) -> bool:
     """Whether a torch function writes into a tensor that it is given. Torch's names tell: ``add_``, ``__iadd__`` …"""
     name: str = getattr(func, "__name__", "")
@@ -116,4 +110,19 @@ def changes_in_place(func: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def may_share_memory(a: Tensor, b: Tensor) -> bool:
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    if a is b:
+        return True
+    addresses = []
+    for x in (a, b):
+        numbers: Tensor | None = x
+        if isinstance(x, DeferredTensor):
+            numbers = x._dense
+        if numbers is None:
+            # What is not computed has no memory yet.
+            return False
+        try:
+            addresses.append(numbers.untyped_storage().data_ptr())
+        except (RuntimeError, NotImplementedError):
+            # Tensors of other libraries may not say where their numbers are.
+            return True
+    return addresses[0] == addresses[1]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,8 +25,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard._hooks import Observer, is_own_computation, observe_weights, run_attention
-from regard._running_modules import RunningModules
+from regard.interp._active_observers import ActiveObservers, note_unseen
 from regard.interp._axis_tracking import LAYOUT_OPERATIONS, JoinedAxes, follow_axis
+from regard.interp._deferred_results import with_numbers
 from regard.interp._deferred_scores import (
     SOFTMAXES,
     DeferredScores,
@@ -49,27 +50,17 @@ from regard.interp._followed_tensors import (
     may_share_memory,
     softmax_axis,
 )
+from regard.interp._head_outputs import head_outputs
 from regard.interp._matrix_products import EINSUMS, MATMULS, MatrixProduct, ValueProduct, matrix_product, value_product
 from regard.interp._score_parts import Part
+from regard.interp._weight_layout import batch_and_heads
 
 
 class HandwrittenAttention:
-    """Follows the torch functions that a model calls.
+    """Follows the torch functions that the models of these observers call."""
 
-    - ``observers``: returns the observers of the module that runs, with its path. They are told that attention was
-      reached there.
-    - ``is_observed``: whether the module that runs has observers.
-    """
-
-    def __init__(
-        self,
-        running: RunningModules,
-        observers: Callable[[], list[tuple[Observer, str]]],
-        is_observed: Callable[[], bool],
-    ) -> None:
-        self._running = running
-        self._observers = observers
-        self._is_observed = is_observed
+    def __init__(self, active: ActiveObservers) -> None:
+        self._active = active
         # The deferred scores of this forward pass, and whether there were any.
         self._deferred: list[weakref.ref[DeferredScores]] = []
         self._has_deferred = False
@@ -78,24 +69,24 @@ class HandwrittenAttention:
         self._weights = WeakTensorKeyDictionary()
         # The softmaxes of this forward pass.
         self._softmaxes: list[Softmax] = []
-        # Paths at which attention was not recognised, in the order in which they ran.
-        self._unseen: dict[str, None] = {}
 
-    def unseen(self) -> list[str]:
-        """The paths of modules whose attention could not be observed, each once."""
-        self._forget_softmaxes()
-        return list(self._unseen)
+    def leave(self, observer: Observer) -> None:
+        """Note what one observer could not see, while the models of others still run."""
+        for softmax in self._softmaxes:
+            own = [(other, path) for other, path in softmax.paths if other is observer]
+            if softmax.exists and not softmax.used:
+                note_unseen(own)
+            softmax.paths = [pair for pair in softmax.paths if pair not in own]
 
     def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Call a torch function for the model, and follow what it does."""
-        # The reference backend is no model. Within vmap, jvp and their like, tensors stand for other tensors.
-        if is_own_computation() or torch._C._functorch.peek_interpreter_stack() is not None:
+        # The reference backend is no model.
+        if is_own_computation():
             return func(*args, **kwargs)
-        if self._has_deferred:
-            if changes_in_place(func, kwargs):
-                self._compute_before_change(args, kwargs)
-            if func not in QUESTIONS and has_deferred(args, kwargs):
-                return self._use_deferred(func, args, kwargs)
+        if changes_in_place(func, kwargs):
+            self._before_change(args, kwargs)
+        if self._has_deferred and func not in QUESTIONS and has_deferred(args, kwargs):
+            return self._use_deferred(func, args, kwargs)
         if func in MATMULS or func in EINSUMS:
             return self._multiply(func, args, kwargs)
         out = self._follow(func, args, kwargs)
@@ -122,7 +113,7 @@ class HandwrittenAttention:
         for softmax in self._softmaxes:
             # Some models compute a softmax and never use it (SAM 2).
             if softmax.exists and not softmax.used:
-                self._unseen[softmax.path] = None
+                note_unseen(softmax.paths)
         self._softmaxes.clear()
 
     def compute_deferred(self, result: Any = None) -> Any:
@@ -130,40 +121,57 @@ class HandwrittenAttention:
 
         ``result`` comes back with their numbers in it.
         """
-        for ref in self._deferred:
-            x = ref()
-            if x is not None:
-                x.dense()
-        for ref in self._deferred:
-            x = ref()
-            if x is not None:
-                x.release()
-        self._deferred.clear()
-        self._forget_softmaxes()
-        if not self._has_deferred:
-            return result
+        has_deferred = self._has_deferred
+        alive = self._alive()
+        # Nothing of this forward pass stays, whatever fails below.
+        self._deferred = []
         self._has_deferred = False
-        return tree_map_only(DeferredScores, DeferredScores.dense, result)
+        try:
+            for x in alive:
+                x.dense()
+            for x in alive:
+                x.release()
+        finally:
+            self._forget_softmaxes()
+        return with_numbers(result) if has_deferred else result
 
     def _alive(self) -> list[DeferredScores]:
-        """The deferred scores that are still referenced and not computed."""
+        """The deferred scores that are still referenced."""
         self._deferred = [ref for ref in self._deferred if ref() is not None]
-        alive = []
-        for ref in self._deferred:
-            x = ref()
-            if x is not None and not x.is_computed:
-                alive.append(x)
-        return alive
+        alive = [ref() for ref in self._deferred]
+        return [x for x in alive if x is not None]
 
-    def _compute_before_change(self, args: Any, kwargs: dict[str, Any]) -> None:
-        """Compute the deferred scores that need the numbers which an operation in place is about to overwrite."""
+    def _before_change(self, args: Any, kwargs: dict[str, Any]) -> None:
+        """Use the numbers that an operation in place is about to overwrite, and forget what is then not true."""
         changed = tree_leaves(kwargs["out"]) if "out" in kwargs else tree_leaves(args[:1])
         for target in changed:
             if not isinstance(target, Tensor) or isinstance(target, DeferredScores):
                 continue
-            for x in self._alive():
-                if any(may_share_memory(operand, target) for operand in x.scores.operands()):
+            if self._has_deferred:
+                self._compute_before_change(target)
+            if change_count(target) is None:
+                self._forget_shared(target)
+                head_outputs.note_change(target)
+
+    def _compute_before_change(self, target: Tensor) -> None:
+        alive = self._alive()
+        for x in alive:
+            if not x.is_computed:
+                if any(may_share_memory(read, target) for read in x.reads):
                     x.dense()
+            elif may_share_memory(x, target):
+                x.compute_what_depends()
+        for x in alive:
+            if x.is_computed and may_share_memory(x, target):
+                x.mark_changed()
+
+    def _forget_shared(self, target: Tensor) -> None:
+        """Forget what is known about tensors that share memory with one whose changes torch does not count."""
+        for w, weights in list(self._weights.items()):
+            if w is not target and may_share_memory(w, target):
+                del self._weights[w]
+            elif weights.scores is not None and may_share_memory(weights.scores, target):
+                self._weights[w] = replace(weights, scores=None)
 
     def _use_deferred(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A function of deferred scores: its result is deferred, too, or their numbers are computed."""
@@ -176,20 +184,17 @@ class HandwrittenAttention:
         else:
             result = continue_deferred(func, args, kwargs)
             if result is not None:
-                if func in SOFTMAXES and self._running.innermost is not None:
-                    self._note_softmax(result, self._running.innermost.path)
-                self._deferred.append(weakref.ref(result))
+                if func in SOFTMAXES and self._active.paths():
+                    self._note_softmax(result)
+                # An operation in place returns what it was given.
+                if result is not args[0]:
+                    self._deferred.append(weakref.ref(result))
                 return result
-        if args and isinstance(args[0], DeferredScores) and changes_in_place(func, kwargs):
-            args[0].compute_what_depends()
-            numbers = self._numbers(args[0])
-            args[0].mark_changed()
-            return self.call(func, (numbers, *tree_map_only(DeferredScores, self._numbers, args[1:])), kwargs)
         args, kwargs = tree_map_only(DeferredScores, self._numbers, (args, kwargs))
         return self.call(func, args, kwargs)
 
-    def _note_softmax(self, weights: DeferredScores, path: str) -> None:
-        softmax = Softmax(path, exists=False)
+    def _note_softmax(self, weights: DeferredScores) -> None:
+        softmax = Softmax(self._active.paths(), exists=False)
         make = weights._make
         assert make is not None
 
@@ -204,6 +209,8 @@ class HandwrittenAttention:
     def _numbers(self, x: DeferredScores) -> Tensor:
         """The numbers of deferred scores, which are followed from now on as those that the model computed."""
         numbers = x.dense()
+        if x.is_released:
+            return numbers
         if x.before_softmax is None:
             self._scores[numbers] = True
         elif x.softmax_record is not None and not x.was_changed and numbers not in self._weights:
@@ -230,21 +237,22 @@ class HandwrittenAttention:
         weights = product.a if isinstance(product.a, DeferredScores) else product.b
         if not isinstance(weights, DeferredScores) or weights.is_computed or weights.softmax_record is None:
             return None
-        values = value_product(product, weights is product.a, weights.ndim - 1)
-        if values is None or isinstance(values.v, DeferredScores):
+        values = value_product(product, weights is product.a, weights.ndim - 1, self._head_counts)
+        if values is None or isinstance(values.v, DeferredScores) or values.v.dtype != weights.dtype:
             return None
         if values.lead != weights.shape[:-2] or values.weights_order != tuple(range(weights.ndim)):
             return None
         scores = weights.scores
-        shape = self._batch_and_heads(values, [product.a, product.b, *scores.factors])
+        factors = [product.a, product.b, *scores.factors]
+        shape = self._batch_and_heads(values, factors, [values.v, scores.q.tensor, scores.k.tensor])
         if shape is None or (scores.masks and shape != values.lead):
             return None
         if scores.needs_gradients() or torch.is_autocast_enabled(scores.q.tensor.device.type):
             return None
         options = scores.attention_options(*shape)
-        if options is None or not self._is_observed():
+        if options is None or not self._active.is_selected():
             return None
-        observers = self._observers()
+        observers = self._active.reached()
         q = scores.q.with_heads(*shape)
         q = q.expand(*shape, *q.shape[-2:])
         k = scores.k.with_heads(*shape)
@@ -255,7 +263,9 @@ class HandwrittenAttention:
         out, _ = run_attention(observers, q.to(dtype), k.to(dtype), v.to(dtype), **options)
         softmax.used = True
         softmax.measured.add("deferred")
-        return values.as_model(out.to(weights.dtype))
+        result = values.as_model(out.to(weights.dtype))
+        head_outputs.pass_on(out, result)
+        return result
 
     def _multiply(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         product = matrix_product(func, args, kwargs)
@@ -265,23 +275,24 @@ class HandwrittenAttention:
             weights = self._known_weights(factor)
             if weights is None:
                 continue
-            values = value_product(product, is_first, weights.key_axis)
+            values = value_product(product, is_first, weights.key_axis, self._head_counts)
             if values is None:
                 continue
             out = func(*args, **kwargs)
             other = product.b if is_first else product.a
             if weights.softmax is None or self._known_weights(other) is not None:
                 # Products of weights with weights are parts of something else (Nyströmformer).
-                self._note_other_weights()
+                self._active.note_unseen()
                 if out.ndim >= 3:
                     self._note_weights(out, None, None, out.ndim - 1)
                 return out
             return self._observe(weights, factor, values, out, [product.a, product.b])
-        is_learned = isinstance(product.a, nn.Parameter) or isinstance(product.b, nn.Parameter)
+        is_learned = _is_learned(product.a) or _is_learned(product.b)
         if is_learned or len(product.out_axes) < 3 or not product.a.is_floating_point():
             return func(*args, **kwargs)
         if self._may_defer(product):
-            deferred = defer_product(product, lambda: func(*args, **kwargs))
+            reads = tuple(x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor))
+            deferred = defer_product(product, lambda: func(*args, **kwargs), reads)
             if deferred is not None:
                 self._deferred.append(weakref.ref(deferred))
                 self._has_deferred = True
@@ -295,7 +306,19 @@ class HandwrittenAttention:
             return False
         if torch.is_grad_enabled() and (product.a.requires_grad or product.b.requires_grad):
             return False
-        return self._is_observed()
+        return self._active.is_selected()
+
+    def _head_counts(self) -> list[int]:
+        running = self._active.running()
+        return [] if running is None else running.named_head_counts()
+
+    def _batch_and_heads(
+        self, values: ValueProduct, factors: list[Tensor], parts: list[Tensor]
+    ) -> tuple[int, int] | None:
+        running = self._active.running()
+        if running is None:
+            return None
+        return batch_and_heads(values, running, self._joined, factors=factors, parts=parts)
 
     def _change_scores(self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
         """An operation on scores: it makes weights, or other scores, or something else."""
@@ -305,10 +328,10 @@ class HandwrittenAttention:
             self._scores[args[0]] = True
         if not isinstance(out, Tensor) or out.ndim < 3 or not out.is_floating_point() or func in NO_SCORES:
             return out
-        if func in SOFTMAXES and self._running.innermost is not None:
+        if func in SOFTMAXES and self._active.paths():
             axis = softmax_axis(args, kwargs, out.ndim)
             if axis is not None:
-                softmax = Softmax(self._running.innermost.path)
+                softmax = Softmax(self._active.paths())
                 self._softmaxes.append(softmax)
                 self._note_weights(out, softmax, tensors[0], axis)
             return out
@@ -373,14 +396,16 @@ class HandwrittenAttention:
         - ``factors``: tensors whose first axis may be joined of batch entries and heads.
         """
         softmax = weights.softmax
-        shape = self._batch_and_heads(values, factors)
-        if softmax is None or (shape is None and self._is_observed()):
+        if softmax is None:
+            return out
+        shape = self._batch_and_heads(values, factors, [values.v])
+        if shape is None and self._active.is_selected():
             return out
         softmax.used = True
-        # No observer selects this module.
-        if shape is None or not self._is_observed():
+        # Attention was reached here, also if no observer selects this module.
+        observers = self._active.reached()
+        if shape is None or not observers:
             return out
-        observers = self._observers()
         # The same weights may be multiplied with several tensors of values. They are measured once.
         place = (w.data_ptr(), tuple(w.shape), w.stride())
         was_measured = place in softmax.measured
@@ -392,41 +417,19 @@ class HandwrittenAttention:
             scores = torch.where(scores < scores.amax(-1, keepdim=True) - HIDDEN_RANGE, -math.inf, scores)
         v = values.v.expand(*values.lead, *values.v.shape[-2:]).reshape(*shape, *values.v.shape[-2:])
         heads_out = values.heads_first(out).reshape(*shape, values.n, v.shape[-1])
-        replaced = observe_weights(observers, scores, v, heads_out, measure=not was_measured)
-        if replaced is heads_out:
-            return out
-        return values.as_model(replaced)
 
-    def _batch_and_heads(self, values: ValueProduct, factors: list[Tensor]) -> tuple[int, int] | None:
-        """The numbers of batch entries and of heads of the weights; None if nothing says which axes they are.
+        def model_weights() -> Tensor:
+            ordered = w.permute(values.weights_order).expand(*values.lead, values.n, values.m)
+            return ordered.reshape(*shape, values.n, values.m)
 
-        - ``factors``: tensors whose first axis may be joined of both.
-        """
-        lead = values.lead
-        total = math.prod(lead)
-        if not lead:
-            return 1, 1
-        if len(lead) == 2:
-            # Heads may come first, or have no axis. What both axes could be is read in the usual order.
-            named = self._running.named_head_counts()
-            return lead if not named or lead[1] in named else None
-        if len(lead) > 2:
-            # Blocks of one sequence that see other blocks, too, are no batch entries: their keys have other positions.
-            if values.n != values.m or not self._running.has_head_count(lead[-1]):
-                return None
-            if lead[-1] in lead[:-1]:
-                return None
-            return math.prod(lead[:-1]), lead[-1]
-        for x in factors:
-            joined = self._joined.first_axis(x)
-            if joined is not None and math.prod(joined) == total:
-                return joined if self._running.are_batch_and_heads(*joined) else None
-        count = self._running.head_count(total)
-        # Nothing says which of both comes first, unless there is only one of them.
-        if count is None or 1 not in (count, total // count):
-            return None
-        return total // count, count
+        replaced = observe_weights(observers, scores, v, heads_out, measure=not was_measured, weights=model_weights)
+        result = out
+        if replaced is not heads_out:
+            result = values.as_model(replaced)
+        head_outputs.pass_on(replaced, result)
+        return result
 
-    def _note_other_weights(self) -> None:
-        if self._running.innermost is not None:
-            self._unseen[self._running.innermost.path] = None
+
+def _is_learned(x: Tensor) -> bool:
+    """Whether a factor is a parameter, or a view of one."""
+    return isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)

@@ -16,10 +16,16 @@ from torch import Tensor
 from regard.interp._deferred_tensor import QUESTIONS, DeferredTensor
 from regard.masks import Mask
 
-MASK_VALUE = "regard_mask_value"  # the attribute of a mask tensor that holds the mask value it was made from
+_MASK_VALUE = "regard_mask_value"  # the attribute of a dense mask that holds the mask value it was made from
 
 # Operations that return the mask itself: it has no gradients, and its numbers are contiguous.
 _UNCHANGED = frozenset({Tensor.detach, Tensor.contiguous, Tensor.cpu})
+
+# These give the memory away: torch does not count the changes that follow.
+_MEMORY = frozenset(
+    {getattr(Tensor, "data").__get__, Tensor.numpy, Tensor.__array__, Tensor.data_ptr}  # noqa: B009
+    | {Tensor.untyped_storage, Tensor.__dlpack__}
+)
 
 # Sums of scores and a mask. A bool mask has no meaning in them: transformers adds 0 or the lowest finite number.
 _SUMS = frozenset(
@@ -36,7 +42,7 @@ class MaskTensor(DeferredTensor):
       lowest finite number elsewhere, as ``transformers``' own eager masks are.
 
     In a sum with a floating-point tensor a bool mask has these numbers, too. Operations that change nothing return the
-    mask itself.
+    mask itself. If the numbers change in place, also through a view, then they count, and the mask value does not.
 
     >>> mask = MaskTensor(regard.Causal(), lambda: torch.ones(2, 2).tril().bool()[None, None], (1, 1, 2, 2), "cpu")
     >>> mask.shape, mask.regard_mask_value._name()
@@ -49,6 +55,8 @@ class MaskTensor(DeferredTensor):
     """
 
     regard_mask_value: Mask
+    _version_at_first: int | None
+    _gave_memory: bool
 
     @staticmethod
     def __new__(
@@ -61,7 +69,24 @@ class MaskTensor(DeferredTensor):
     ) -> MaskTensor:
         mask: MaskTensor = DeferredTensor.__new__(cls, make, shape, dtype, device)
         mask.regard_mask_value = value
+        mask._version_at_first = None
+        mask._gave_memory = False
         return mask
+
+    def dense(self) -> Tensor:
+        if self._dense is None:
+            numbers = super().dense()
+            with torch._C.DisableTorchFunction():
+                self._dense = _with_change_counter(numbers)
+                self._version_at_first = self._dense._version
+        assert self._dense is not None
+        return self._dense
+
+    def mask_value(self) -> Mask | None:
+        """The mask value; None if the numbers may have changed since they were computed."""
+        if self._gave_memory or (self._dense is not None and self._dense._version != self._version_at_first):
+            return None
+        return self.regard_mask_value
 
     def numbers(self, dtype: torch.dtype) -> Tensor:
         """The mask as an ordinary floating-point tensor."""
@@ -85,9 +110,36 @@ class MaskTensor(DeferredTensor):
 
     @classmethod
     def call_with_numbers(cls, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if func in _MEMORY:
+            for arg in args:
+                if isinstance(arg, MaskTensor):
+                    arg._gave_memory = True
         if func in _SUMS:
             args = [_as_summand(arg, args) if isinstance(arg, MaskTensor) else arg for arg in args]
         return super().call_with_numbers(func, args, kwargs)
+
+
+def _with_change_counter(x: Tensor) -> Tensor:
+    """The same numbers in a tensor whose changes torch counts: those of inference mode have no counter."""
+    if not x.is_inference():
+        return x
+    with torch.inference_mode(False):
+        return x.clone()
+
+
+def attach_mask_value(dense: Tensor, value: Mask) -> Tensor:
+    """A dense mask from which ``mask_value_of`` reads this mask value as long as nothing changes it."""
+    dense = _with_change_counter(dense)
+    setattr(dense, _MASK_VALUE, (value, dense._version))
+    return dense
+
+
+def mask_value_of(mask: Any) -> Mask | None:
+    """The mask value of a mask that regard made; None if it has none, or if it changed in place."""
+    if isinstance(mask, MaskTensor):
+        return mask.mask_value()
+    value, version = getattr(mask, _MASK_VALUE, (None, None))
+    return value if version is not None and mask._version == version else None
 
 
 def _as_summand(mask: MaskTensor, summands: Any) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ MATMULS = frozenset(
     {torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.linalg.matmul}
     | {torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm}
 )
+_BATCH_PRODUCTS = frozenset({torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm})
 EINSUMS = frozenset({torch.einsum, torch.functional.einsum})
 
 
@@ -23,6 +24,7 @@ class MatrixProduct:
 
     - ``a``, ``b``: the factors; ``a_axes``, ``b_axes``: the labels of their axes.
     - ``out_axes``: the labels of the axes of the result. An axis of both factors that is missing there is summed over.
+    - ``memory_axes``: the labels of the result in the order of its memory.
     - ``added``, ``alpha``: the result is ``added + alpha · a·b``; None and 1 for all but ``baddbmm``.
     """
 
@@ -31,12 +33,21 @@ class MatrixProduct:
     a_axes: tuple[str, ...]
     b_axes: tuple[str, ...]
     out_axes: tuple[str, ...]
+    memory_axes: tuple[str, ...]
     added: Tensor | None = None
     alpha: float = 1.0
 
 
 def matrix_product(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> MatrixProduct | None:
-    """Read a call of a torch function; None if it is no product of two tensors with 3 axes or more."""
+    """Read a call of a torch function; None if it is no product of two tensors with 3 axes or more.
+
+    Factors whose sizes do not fit give None, too: torch refuses them.
+    """
+    product = _read_product(func, args, kwargs)
+    return product if product is not None and _sizes_fit(product) else None
+
+
+def _read_product(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> MatrixProduct | None:
     if func in EINSUMS:
         return _read_einsum(args)
     if func not in MATMULS or "out" in kwargs:
@@ -61,11 +72,25 @@ def matrix_product(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Ma
     a, b = args
     if func is Tensor.__rmatmul__:
         a, b = b, a
+    # The products of two batches repeat nothing.
+    if func in _BATCH_PRODUCTS and (a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0]):
+        return None
     lead = max(a.ndim, b.ndim) - 2
     names = tuple(f"batch {i}" for i in range(lead))
     a_axes = (*names[lead - (a.ndim - 2) :], "row", "inner")
     b_axes = (*names[lead - (b.ndim - 2) :], "inner", "column")
-    return MatrixProduct(a, b, a_axes, b_axes, (*names, "row", "column"), added, alpha)
+    out_axes = (*names, "row", "column")
+    return MatrixProduct(a, b, a_axes, b_axes, out_axes, out_axes, added, alpha)
+
+
+def _sizes_fit(product: MatrixProduct) -> bool:
+    sizes = dict(zip(product.a_axes, product.a.shape, strict=True))
+    for axis, size in zip(product.b_axes, product.b.shape, strict=True):
+        other = sizes.get(axis, size)
+        may_repeat = axis in product.out_axes and 1 in (size, other)
+        if size != other and not may_repeat:
+            return False
+    return True
 
 
 def _positional(args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str]) -> list[Any]:
@@ -103,7 +128,18 @@ def _read_einsum(args: Sequence[Any]) -> MatrixProduct | None:
     out_axes = _expand_ellipsis(out, len(out.replace("...", "")) + (hidden if "..." in out else 0))
     if out_axes is None:
         return None
-    return MatrixProduct(factors[0], factors[1], axes[0], axes[1], out_axes)
+    # Torch multiplies matrices: first come the axes of both factors, then those of one, then those of the other.
+    long_axes = []
+    for labels, x in zip(axes, factors, strict=True):
+        long_axes.append({label for label, size in zip(labels, x.shape, strict=True) if size != 1})
+    first, second = long_axes
+    shared = [axis for axis in out_axes if axis in first & second]
+    rows = [axis for axis in out_axes if axis in first - second]
+    columns = [axis for axis in out_axes if axis not in first]
+    # It changes the factors over if the result is contiguous then.
+    if rows and columns and out_axes.index(columns[-1]) < out_axes.index(rows[0]):
+        rows, columns = columns, rows
+    return MatrixProduct(factors[0], factors[1], axes[0], axes[1], out_axes, (*shared, *rows, *columns))
 
 
 def _expand_ellipsis(term: str, ndim: int) -> tuple[str, ...] | None:
@@ -132,7 +168,7 @@ class ValueProduct:
     v: Tensor
     weights_order: tuple[int, ...]
     _out_order: tuple[int, ...]
-    _out_shape: tuple[int, ...]
+    _memory_order: tuple[int, ...]
     _value_shape: tuple[int, ...]
 
     def heads_first(self, out: Tensor) -> Tensor:
@@ -140,17 +176,28 @@ class ValueProduct:
         return out.permute(self._out_order).reshape(*self.lead, self.n, math.prod(self._value_shape))
 
     def as_model(self, out: Tensor) -> Tensor:
-        """``[*lead, n, e]`` as the model's own product returns it."""
+        """``[*lead, n, e]`` as the model's own product returns it, also in memory."""
         permuted = out.reshape(*self.lead, self.n, *self._value_shape)
-        inverse = [self._out_order.index(axis) for axis in range(len(self._out_order))]
-        return permuted.permute(inverse).reshape(self._out_shape)
+        return in_memory_order(permuted.permute(_inverse(self._out_order)), self._memory_order)
 
 
-def value_product(product: MatrixProduct, weights_first: bool, key_axis: int) -> ValueProduct | None:
+def in_memory_order(x: Tensor, order: Sequence[int]) -> Tensor:
+    """The same tensor with its axes in this order in memory, the one with the longest steps first."""
+    return x.permute(tuple(order)).contiguous().permute(_inverse(order))
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return [order.index(axis) for axis in range(len(order))]
+
+
+def value_product(
+    product: MatrixProduct, weights_first: bool, key_axis: int, head_counts: Callable[[], list[int]]
+) -> ValueProduct | None:
     """Read a product as attention weights times values; None if its sum is not over the keys alone.
 
     - ``weights_first``: whether the weights are the first factor.
     - ``key_axis``: the axis of the weights that counts keys.
+    - ``head_counts``: the numbers of heads that the model names.
     """
     if product.added is not None or product.alpha != 1:
         return None
@@ -164,13 +211,15 @@ def value_product(product: MatrixProduct, weights_first: bool, key_axis: int) ->
     own = [axis for axis in w_axes if axis != key and axis not in v_axes]
     if not own:
         return None
-    # The query is the last axis that only the weights have. Values may lack the heads, too.
-    query = own[-1]
+    w_sizes = dict(zip(w_axes, weights.shape, strict=True))
+    query = _query_axis(own, w_sizes, w_sizes[key], head_counts)
+    if query is None:
+        return None
     lead = [axis for axis in w_axes if axis not in (key, query)]
     value = [axis for axis in v_axes if axis != key and axis not in lead]
     if not value:
         return None
-    sizes = dict(zip(w_axes, weights.shape, strict=True))
+    sizes = dict(w_sizes)
     v_sizes = dict(zip(v_axes, values.shape, strict=True))
     # Broadcasting may repeat the weights, for example over the batch; there is one map for all entries then.
     for axis in lead:
@@ -185,7 +234,6 @@ def value_product(product: MatrixProduct, weights_first: bool, key_axis: int) ->
     if set(out_axes) != set(product.out_axes):
         return None
     out_order = [product.out_axes.index(axis) for axis in out_axes]
-    all_sizes = {**v_sizes, **sizes}
     return ValueProduct(
         lead=tuple(sizes[axis] for axis in lead),
         n=sizes[query],
@@ -193,6 +241,23 @@ def value_product(product: MatrixProduct, weights_first: bool, key_axis: int) ->
         v=v,
         weights_order=tuple(w_axes.index(axis) for axis in (*lead, query, key)),
         _out_order=tuple(out_order),
-        _out_shape=tuple(all_sizes[axis] for axis in product.out_axes),
+        _memory_order=tuple(product.out_axes.index(axis) for axis in product.memory_axes),
         _value_shape=tuple(v_sizes[axis] for axis in value),
     )
+
+
+def _query_axis(own: list[str], sizes: dict[str, int], m: int, head_counts: Callable[[], list[int]]) -> str | None:
+    """The axis of queries among those that only the weights have; None if nothing says which one it is.
+
+    Values may lack the heads, too, and in an equation heads may come before or after the queries.
+    """
+    last = own[-1]
+    if len(own) == 1 or last in ("row", "column"):
+        return last
+    candidates = own[-2:]
+    named = head_counts()
+    others = [axis for axis in candidates if sizes[axis] not in named]
+    if not named:
+        # Self-attention has as many queries as keys.
+        others = [axis for axis in candidates if sizes[axis] == m]
+    return others[0] if len(others) == 1 else None

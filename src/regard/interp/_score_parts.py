@@ -60,7 +60,7 @@ class Scores:
     masks: tuple[Mask, ...] = ()
 
     def operands(self) -> list[Tensor]:
-        """The tensors that must not change before the scores are used."""
+        """The tensors that the scores are made of."""
         return [part.tensor for part in (self.q, self.k, *self.added, *self.hidden)]
 
     def needs_gradients(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.interp._mask_tensor import MASK_VALUE, MaskTensor, mask_as_numbers
+from regard.interp._mask_tensor import MaskTensor, attach_mask_value, mask_as_numbers, mask_value_of
 from regard.masks import Causal, Dense, Mask, Padding, RowMask, Segments, Window
 
 # True while `generate` prepares the inputs of a step. `generate` makes the masks of a static cache in advance, and they
@@ -76,9 +76,8 @@ def make_eager_mask(*arguments: Any, dtype: torch.dtype = torch.float32, **optio
     if mask is None or isinstance(mask, Mask):
         return mask
     tensor = mask_as_numbers(mask, dtype)
-    if hasattr(mask, MASK_VALUE):
-        setattr(tensor, MASK_VALUE, getattr(mask, MASK_VALUE))
-    return tensor
+    value = mask_value_of(mask)
+    return tensor if value is None else attach_mask_value(tensor, value)
 
 
 def make_mask(
@@ -149,8 +148,7 @@ def make_mask(
         return MaskTensor(mask, lambda: make_dense(attention_mask), shape, options.get("device", "cpu"))
     # `generate` copies a tensor that is not contiguous, and the copy would lose the attribute.
     tensor = make_dense(attention_mask).contiguous()
-    setattr(tensor, MASK_VALUE, CacheMask(mask, key_count))
-    return tensor
+    return attach_mask_value(tensor, CacheMask(mask, key_count))
 
 
 def _known_pattern(function: Callable[..., Any], queries: tuple[int, int], keys: tuple[int, int]) -> list[Mask] | None:

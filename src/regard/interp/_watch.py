@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -22,6 +21,7 @@ from regard.interp._register_observers import (
     count_forwards,
     in_backward,
     list_paths,
+    matches_layers,
     observing,
 )
 from regard.interp._value_norms import ValueNorms
@@ -51,7 +51,8 @@ def watch(
     - ``heads``: observe only these heads: pairs ``(layer, head)``, where a layer is a module path or its number in the
       order of the calls.
     - ``values``: also measure ``value_norm``, ‖v_j W_O‖, if a linear layer reads the output of the heads; it may be
-      wrapped, quantised or offloaded. Where the norm is near 0, a weight has no effect.
+      wrapped, quantised or offloaded. Where the norm is near 0, a weight has no effect. A warning names layers without
+      norms.
 
     A model that was compiled with ``torch.compile`` runs without its graphs within the context.
 
@@ -82,6 +83,14 @@ def watch(
         )
     elif forwards[0] and not paths:
         warnings.warn(f"nothing was recorded: {type(model).__name__} {NO_VISIBLE_ATTENTION}", stacklevel=3)
+    if recorder.value_norms is not None:
+        without = recorder.value_norms.paths_without_norms()
+        if without:
+            warnings.warn(
+                f"values=True found no norms of values at {len(without)} module{'s' * (len(without) != 1)}: their "
+                f"heads are not read by exactly one linear layer: {list_paths(without)}",
+                stacklevel=3,
+            )
     recorder.check_selection(paths)
 
 
@@ -128,7 +137,10 @@ class _Recorder(Observer):
         if observation is not None and request is not None and not in_backward():
             # The real rows of one call are not part of the request: calls merge only if their requests are equal.
             self.recording.add(call.path, replace(observation, observe=replace(request, queries=None)))
-            self.recording.metadata.setdefault("how", {})[call.path] = call.how
+            how = self.recording.metadata.setdefault("how", {})
+            # Weights, if those of any call of the layer were measured.
+            if how.get(call.path) != "weights":
+                how[call.path] = call.how
         return out
 
     def finish(self, call: AttentionCall, out: Tensor) -> Tensor:
@@ -154,13 +166,7 @@ class _Recorder(Observer):
             self._heads.check(self.reached)
 
     def _matches_layers(self, path: str) -> bool:
-        if self._layers is None:
-            return True
-        if callable(self._layers):
-            return bool(self._layers(path))
-        if isinstance(self._layers, str):
-            return fnmatch.fnmatchcase(path, self._layers)
-        return any(fnmatch.fnmatchcase(path, pattern) for pattern in self._layers)
+        return matches_layers(self._layers, path)
 
     def _request(self, call: AttentionCall) -> Observe | None:
         """What to measure in a call; None if neither the layer nor a head of it is selected."""

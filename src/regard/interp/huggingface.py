@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from regard import _hooks as hooks
 from regard._errors import RegardError, RegardTypeError
 from regard._operator import attention
-from regard.interp._mask_tensor import MASK_VALUE
+from regard.interp._head_outputs import head_outputs
+from regard.interp._mask_tensor import mask_value_of
 from regard.interp._selected_keys import selected_keys
 from regard.interp._transformers_masks import (
     CacheMask,
@@ -202,7 +203,9 @@ def attend_eager(
 ) -> tuple[Tensor, Any]:
     """``attend`` for models that only know eager attention: without a mask, every key is visible."""
     # The masks of `make_mask` hold the mask value they were made from.
-    attention_mask = getattr(attention_mask, MASK_VALUE, attention_mask)
+    mask_value = mask_value_of(attention_mask)
+    if mask_value is not None:
+        attention_mask = mask_value
     if isinstance(attention_mask, CacheMask):
         key = key[..., : attention_mask.key_count, :]
         value = value[..., : attention_mask.key_count, :]
@@ -230,7 +233,9 @@ def attend_eager(
     # Merged attention (T5 Gemma 2) cuts the weights into those of self-attention and those of cross-attention.
     if type(module).__name__.endswith("MergedAttention"):
         observation = None
-    return out.transpose(1, 2).contiguous(), observation
+    joined = out.transpose(1, 2).contiguous()
+    head_outputs.pass_on(out, joined, heads=joined.transpose(1, 2))
+    return joined, observation
 
 
 def _implementations(model: Any) -> list[tuple[Any, Any]]:
