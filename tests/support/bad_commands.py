@@ -17,6 +17,7 @@ __all__ = ["bad_command_lines", "make_bad_files"]
 
 # A call of each command that would be accepted. Bad options are added to it.
 CALLS = {
+    "attribute": ["attribute", "MODEL", "--text", "text.txt"],
     "bench": ["bench", "--list"],
     "budget": ["budget", "gpt2"],
     "claims": ["claims", "--only", "hard-limit"],
@@ -26,6 +27,7 @@ CALLS = {
     "generate": ["generate", "MODEL", "a"],
     "lab": ["lab", "--no-browser"],
     "look": ["look", "MODEL", "--text", "text.txt"],
+    "patch": ["patch", "MODEL", "--text", "text.txt"],
     "train": ["train", "dates", "--recipe"],
     "zoo": ["zoo", "no-such-architecture"],
 }
@@ -41,6 +43,8 @@ NOT_MODELS = ["", " ", "nosuch", "file.txt", "folder.png", "pipe.png", "socket.p
 NOT_WORDS = ["\x1b[31mnosuch\x07", "nosuch" * 2000, DIGITS, "-5", "=", "{", "nan"]
 # Options whose text means something only to a model, and arguments that may be anything.
 ANY_TEXT = {("generate", "prompt"), ("look", "layers"), ("convolve", "name"), ("look", "stdin")}
+ANY_TEXT |= {(command, name) for command in ("attribute", "patch") for name in ("target", "against")}
+ANY_TEXT |= {("attribute", "stdin"), ("patch", "layers"), ("patch", "positions")}
 # Options that name a folder. One that does not exist is made, and --recipe does not use --out.
 BAD_FOLDERS = {
     ("look", "out"): ["", " ", "x" * 5000, "file.txt/x", "file.txt", "pipe.png", "socket.png", "loop"],
@@ -49,7 +53,16 @@ BAD_FOLDERS = {
     ("train", "out"): ["", " "],
 }
 READ_FILES = {("look", "text"), ("look", "image"), ("convolve", "weights"), ("train", "config"), ("convolve", "run")}
+READ_FILES |= {("attribute", "text"), ("patch", "text"), ("patch", "source")}
 OUT_OF_RANGE = {
+    ("attribute", "tokens"): ["0", "-1", "-" + DIGITS],
+    ("attribute", "most"): ["-1", "-" + DIGITS],
+    ("attribute", "steps"): ["0", "-1", "-" + DIGITS],
+    ("attribute", "position"): ["999", "-999", DIGITS],
+    ("patch", "tokens"): ["0", "-1", "-" + DIGITS],
+    ("patch", "most"): ["-1", "-" + DIGITS],
+    ("patch", "position"): ["0", "3", DIGITS],
+    ("patch", "positions"): ["", "x", "1.5", "1,", "999", DIGITS],
     ("generate", "length"): ["-1", DIGITS],
     ("generate", "temperature"): ["-1", "nan"],
     ("generate", "top_k"): ["0", "-5", "3"],
@@ -196,7 +209,11 @@ def _bad_parts(command: str, parameter: Parameter) -> list[list[str]]:
 
 def _bad_arguments(command: str, name: str) -> list[list[str]]:
     """Values of an argument, with ``@`` and its position in the call of the command."""
-    if name in ("folder", "folders") or (command, name) == ("look", "model"):
+    if name in ("folder", "folders") or (command, name) in (
+        ("attribute", "model"),
+        ("look", "model"),
+        ("patch", "model"),
+    ):
         return [["@1", value] for value in NOT_MODELS]
     if (command, name) in (("budget", "model"), ("train", "task"), ("bench", "words"), ("zoo", "names")):
         return [["@1", value] for value in ("", "nosuch", "\x1b[31mnosuch", "x" * 5000, DIGITS)]

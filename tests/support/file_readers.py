@@ -68,6 +68,7 @@ def use_recording(attempt: Attempts, folder: Path, scratch: Path) -> None:
     attempt("repr", repr, recording)
     attempt("heads", recording.heads)
     attempt("table", lambda: render(recording.table()))
+    attempt("table of groups", lambda: render(recording.table(groups=True)))
     attempt("csv", recording.to_csv)
     attempt("json", recording.to_json)
     attempt("html", recording.to_html)
@@ -96,8 +97,9 @@ def _save_again(recording: Recording, folder: Path) -> None:
 
 def _use_observation(attempt: Attempts, observation: Observation) -> None:
     attempt("repr of an observation", repr, observation)
-    for name in ("entropy", "distance", "visible"):
+    for name in ("logit_max", "entropy", "distance", "visible", "groups"):
         attempt("mean", observation.mean, name)
+    attempt("group map", observation.group_map)
     heads = attempt("head numbers", lambda: observation.heads) or ()
     for head in (*heads[:4], 99):
         for batch in (0, 1):

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import regard
-from regard import ALiBi, Causal, Observe, Padding, RelativeKeys, Window, models
+from regard import ALiBi, Causal, Groups, Observe, Padding, RelativeKeys, Window, models
 from regard.interp import PAGE_OBSERVABLES, Recording, look, watch
 from regard.lab.workspace import Workspace
 from regard.nn import Decoder, EncoderDecoder
@@ -114,7 +114,8 @@ def recordings() -> dict[str, Files]:
     seen = look(model.eval(), "a b c a", observe=replace(PAGE_OBSERVABLES, map=4, profile=3, top=2, keep=True))
     image_model = models.create(MODELS["vit"]).eval()
     image = look(image_model, image=_picture(), observe=replace(PAGE_OBSERVABLES, map=4, profile=1, top=2))
-    everything = Observe(map=4, profile=2, key_mass=True, top=2, sink=2, local=3, keep=True)
+    groups = Groups({"first": [0, 1], "second": slice(2, 5)})
+    everything = Observe(map=4, profile=2, key_mass=True, top=2, sink=2, local=3, keep=True, groups=groups)
     return {
         "look": _recording(seen),
         "image": _recording(image),

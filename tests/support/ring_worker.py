@@ -181,6 +181,7 @@ def refusals(rank: int) -> dict[str, str]:
         "top": attend(observe=Observe(top=2)),
         "grid": attend(observe=Observe(grid=(2, 3))),
         "keep": attend(observe=Observe(keep=True)),
+        "groups": attend(observe=Observe(groups=regard.Groups([0]))),
         "head 2": attend(observe=Observe(heads=(2,))),
         "layout": attend(layout="stripes"),
         "shard()": attend(rows=1 + 2 * rank),

@@ -11,7 +11,7 @@ from regard._errors import RegardError
 
 @dataclass(frozen=True)
 class Document:
-    """One of the five course documents that the claims are taken from.
+    """One of the five course documents, or the article, that the claims are taken from.
 
     - ``key``: the name for ``--source`` and for links.
     - ``label``: a short name for lists.
@@ -105,6 +105,15 @@ PAPERS = {
         "On Identifiability in Transformers",
         "ICLR 2020",
         "1908.04211",
+    ),
+    "olsson-2022": Paper(
+        "Olsson, Elhage, Nanda, Joseph, DasSarma, Henighan, Mann, Askell, Bai, Chen, Conerly, Drain, Ganguli, "
+        "Hatfield-Dodds, Hernandez, Johnston, Jones, Kernion, Lovitt, Ndousse, Amodei, Brown, Clark, Kaplan, "
+        "McCandlish, Olah",
+        2022,
+        "In-context Learning and Induction Heads",
+        "Transformer Circuits Thread",
+        "2209.11895",
     ),
     "rabe-2021": Paper("Rabe, Staats", 2021, "Self-attention Does Not Need O(n²) Memory", "preprint", "2112.05682"),
 }
@@ -209,6 +218,21 @@ _DOCUMENTS = (
             "(c)": "Drawbacks of single headed attention",
             "(d)": "Benefits of multi-headed attention",
         },
+    ),
+    Document(
+        "circuits-article",
+        "Circuits article",
+        "A Mathematical Framework for Transformer Circuits",
+        "article by Elhage and others, Transformer Circuits Thread, December 2021",
+        "What the weights of attention heads say without any input: their QK and OV matrices, heads that copy, and how "
+        "heads of two layers compose.",
+        {
+            "Information movement": "Attention Heads as Information Movement",
+            "OV and QK matrices": "Summarizing OV/QK Matrices",
+            "Three kinds of composition": "Three Kinds of Composition",
+            "Two-layer model": "Analyzing a Two-Layer Model",
+        },
+        ("olsson-2022",),
     ),
 )
 DOCUMENTS = {document.key: document for document in _DOCUMENTS}

@@ -14,9 +14,10 @@ from regard.claims._typeset import typeset_text
 
 HEAD = """# The claims of the theory, executed
 
-Which statements about attention are true? The theory behind `regard` is in five course documents ([theory](theory.md),
-and their letters: [symbols](symbols.md)). Every statement in them that can be true or false is checked here by code
-that measures or derives it. Each check includes a control: a case that must fail. The verdicts are:
+Which statements about attention are true? The theory behind `regard` is in five course documents and one article
+([theory](theory.md), and their letters: [symbols](symbols.md)). Every statement in them that can be true or false is
+checked here by code that measures or derives it. Each check includes a control: a case that must fail. The verdicts
+are:
 
 - **holds**: the statement is true as it stands, as far as the check goes.
 - **holds conditionally**: the statement leaves out a condition. The section below names it.
@@ -31,10 +32,11 @@ one claim, and `--report FILE.html` writes a page with formulas, figures and the
 
 THEORY_HEAD = """# The documents of the theory
 
-The [claims](claims.md) are statements of five course documents. None of them names an author, and they are not part of
-this package, so this page lists what they are: the title and the date as far as each gives one, its sections that make
-claims, and the verdict of each claim. The short names (for example `homework-3`) are those of `regard claims --source`.
-Published papers that make some of the statements, or their corrections, are at the end.
+The [claims](claims.md) are statements of five course documents and one article. The course documents name no author,
+and none of the documents is part of this package, so this page lists what they are: the title and the date as far as
+each gives one, its sections that make claims, and the verdict of each claim. The short names (for example `homework-3`)
+are those of `regard claims --source`. Published papers that make some of the statements, or their corrections, are at
+the end.
 
 `python -m regard.claims._markdown docs/theory.md` writes this page.
 """

@@ -103,6 +103,9 @@ CLAIM_LABELS = {
     "layer-norm-depends-on": {"rows": "rows of the batch"},
     "layer-norm-radius": {"rows": "random vectors", "gamma": "scale (γ)", "shift": "shift (β)"},
     "feed-forward-is-pointwise": {"hidden": "hidden width"},
+    "heads-have-low-rank": {"d_key": "width of a key (d_k)"},
+    "ov-eigenvalues-from-a-small-matrix": {"vocab": "tokens (V)"},
+    "composition-has-a-baseline": {"d": "width of the stream (D)", "d_head": "width of a head"},
     "heads-evolve": {"seed": "seed of the first training (long version only)"},
     "heads-differ-in-a-trained-model": {
         "texts": "texts",
@@ -155,6 +158,10 @@ RANGES: dict[str, dict[str, tuple[Number, Number]]] = {
     "same-initialisation-same-head": {"heads": (2, 8), "steps": (4, 60), "rate": (0.125, 1.5)},  # above, it diverges
     # The mean over texts needs several texts; heads of the bundled model differ by 0.5 to 0.6.
     "heads-differ-in-a-trained-model": {"texts": (4, 16), "tokens": (16, 128), "least": (0.05, 0.4)},
+    "heads-have-low-rank": {"d": (10, 48), "heads": (2, 8), "d_key": (1, 9), "d_value": (1, 4)},
+    "ov-eigenvalues-from-a-small-matrix": {"vocab": (24, 120), "d": (4, 24), "d_value": (1, 20)},
+    # Narrow heads, and few samples, have a mean that is off by more than 5% by chance.
+    "composition-has-a-baseline": {"d": (24, 96), "d_head": (4, 16), "samples": (400, 1600)},
     # Short or slow trainings end before heads are local; after long and fast ones each head has a single pixel.
     "attention-learns-convolution": {"steps": (60, 150), "heads": (2, 8), "rate": (0.05, 0.2)},
 }
@@ -190,6 +197,7 @@ class Rule:
 
 _HEADS_DIVIDE_WIDTH = (Rule(("heads",), "divides", "d"),)
 RULES: dict[str, tuple[Rule, ...]] = {
+    "ov-eigenvalues-from-a-small-matrix": (Rule(("d_value",), "at most", "d"),),
     "column-convention-equals-row-convention": (Rule(("heads",), "at most", "t"), Rule(("heads",), "at most", "d")),
     "concat-is-sum-of-heads": (Rule(("kv_heads",), "divides", "heads"),),
     "information-flows-to-the-query": _HEADS_DIVIDE_WIDTH,

@@ -90,6 +90,12 @@ TOPICS = {
         "heads-evolve",
         "attention-learns-convolution",
     ),
+    "Circuits of heads": (
+        "heads-have-low-rank",
+        "ov-eigenvalues-from-a-small-matrix",
+        "composition-has-a-baseline",
+        "k-composition-marks-induction-heads",
+    ),
 }
 IDS = tuple(chain.from_iterable(TOPICS.values()))
 
@@ -122,7 +128,7 @@ def list_claims(only: Iterable[str] = (), source: str | None = None) -> list[Cla
 
     >>> from collections import Counter
     >>> sorted(Counter(claim.verdict for claim in list_claims()).items())
-    [('false as stated', 15), ('holds', 24), ('holds conditionally', 20)]
+    [('false as stated', 15), ('holds', 28), ('holds conditionally', 20)]
     >>> [claim.id for claim in list_claims(["hard-limit", "soft-limit"])]
     ['hard-limit', 'soft-limit']
     """

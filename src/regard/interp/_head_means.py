@@ -10,6 +10,7 @@ import torch
 
 from regard._devices import widest
 from regard._observables import Observation
+from regard.interp._group_table import group_means
 from regard.interp._head_table import HEAD_COLUMNS, POSITION_COLUMNS
 from regard.interp._token_labels import is_cross_attention
 
@@ -17,15 +18,18 @@ from regard.interp._token_labels import is_cross_attention
 def head_rows(observations: Mapping[str, Observation], metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
     """``{"path", "head", "rows", …}`` for each head; a mean that was not measured or is not finite is None.
 
+    If groups of keys were measured, there are also ``"on <name>"`` for each group, and ``"elsewhere"``.
+
     In cross-attention no key is before, after or near a query, so the columns of positions are None too.
 
     - ``metadata``: of the recording; it says which layers are cross-attention.
     """
     rows = []
     for path, observation in observations.items():
-        means = {name: _means(observation, name) for name in HEAD_COLUMNS}
+        means: dict[str, torch.Tensor | None] = {name: _means(observation, name) for name in HEAD_COLUMNS}
         if is_cross_attention(metadata, path):
             means |= dict.fromkeys(POSITION_COLUMNS)
+        means |= group_means(observation)
         for index, head in enumerate(observation.heads):
             row: dict[str, Any] = {"path": path, "head": head, "rows": int(observation.rows[index])}
             for name, values in means.items():

@@ -63,7 +63,7 @@ def head_table(
         sort_keys = [*HEAD_COLUMNS, STRONGEST] if has_types else list(HEAD_COLUMNS)
         if sort not in sort_keys:
             raise RegardError(f"sort must be one of {', '.join(sort_keys)}, got {sort!r}")
-        rows.sort(key=lambda row: _sort_value(row, sort), reverse=True)
+        rows.sort(key=lambda row: sort_value(row, sort), reverse=True)
     pattern, names = shorten_paths([row["path"] for row in rows])
     title = f"{len(rows)} heads"
     if pattern:
@@ -88,7 +88,7 @@ def head_table(
     return table
 
 
-def _sort_value(row: Mapping[str, Any], sort: str) -> float:
+def sort_value(row: Mapping[str, Any], sort: str) -> float:
     """What a row is sorted by; a row without it comes last."""
     value = row.get(sort)
     if sort == STRONGEST:

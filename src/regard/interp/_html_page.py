@@ -16,8 +16,8 @@ Arrays are integers of a stated error in one compressed block (``_page_arrays``)
     profile  16 bits     [H, …]              as observed, at most 512 offsets in each direction
     counted  8 rows each [1 or H, n / 8]     which rows count; left out if all do
 
-Means of heads are exact JSON numbers. A page has at most 8 MB: first the weights in lists get fewer bits, then R is the
-number of rows that fit. The page says which.
+Means of heads are exact JSON numbers, and weights on groups of keys have four decimals. A page has at most 8 MB: first
+the weights in lists get fewer bits, then R is the number of rows that fit. The page says which.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from regard._checks import check_integer
 from regard._errors import RegardError
 from regard._observables import Observation
 from regard.interp import _head_means, _head_table
+from regard.interp._group_table import page_group_map, page_groups, page_number
 from regard.interp._join_calls import reason_no_map
 from regard.interp._page_arrays import (
     ArrayBlock,
@@ -51,7 +52,10 @@ if TYPE_CHECKING:
     from regard.interp._atlas_table import Atlas
     from regard.interp._recording import Recording
 
-SCRIPTS = ("shared.js", "packed.js", "page_data.js", "draw.js", "overview.js", "tokens.js", "selected_head.js")
+SCRIPTS = (
+    *("shared.js", "packed.js", "page_data.js", "draw.js", "groups.js", "overview.js", "tokens.js"),
+    "selected_head.js",
+)
 MOST_BYTES = 8_000_000  # of a page
 MOST_MAP_BYTES = 5_000_000  # of the maps before compression; larger maps are pooled further
 MOST_POINTS = 512  # of a line: more than a screen shows
@@ -153,9 +157,13 @@ def _page_data(
 ) -> tuple[dict[str, Any], ArrayBlock]:
     """Everything that the page shows except the lists, as plain data, and its arrays."""
     pattern, names = _head_table.shorten_paths(list(observations))
+    rows = _head_means.head_rows(observations, metadata)
+    groups = page_groups(observations, rows)
     numbers: dict[str, list[list[float | None]]] = {path: [] for path in observations}
-    for row in _head_means.head_rows(observations, metadata):
+    on_groups: dict[str, list[list[float | None]]] = {path: [] for path in observations}
+    for row in rows:
         numbers[row["path"]].append([row[name] for name in _head_table.HEAD_COLUMNS])
+        on_groups[row["path"]].append([page_number(row.get(group["name"])) for group in groups or []])
 
     block = ArrayBlock()
     shrink = _map_shrink(observations.values())
@@ -170,6 +178,9 @@ def _page_data(
         layer["path"] = path
         layer["name"] = names[path]
         layer["numbers"] = numbers[path]
+        if groups is not None:
+            layer["groups"] = on_groups[path]
+            layer["group_map"] = None if is_cross else page_group_map(observation, groups)
         layer["queries"] = text_index(texts, query_labels)
         layer["keys"] = text_index(texts, key_labels)
         layer["grid"] = patch_grid(observation, metadata)
@@ -188,6 +199,7 @@ def _page_data(
     data = {
         "model": str(metadata.get("model") or ""),
         "columns": _head_table.HEAD_COLUMNS,
+        "groups": groups,
         "pattern": pattern,
         "texts": texts,
         "image": image,

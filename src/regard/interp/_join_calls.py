@@ -109,7 +109,7 @@ def _append_calls(calls: Sequence[Observation], keeps_keys: bool) -> Observation
     if any(call.observe != last.observe for call in calls):
         return calls[0].merge(*calls[1:])  # raises, and says which options differ
     joined: dict[str, Any] = {"n": sum(call.n or 0 for call in calls), "m": m, "value_norm": last.value_norm}
-    for name in (*ROW_VALUES, "counted", "top", "top_at"):
+    for name in (*ROW_VALUES, "counted", "top", "top_at", "groups"):
         values = [getattr(call, name) for call in calls]
         joined[name] = None
         # A value is joined only if every call has it.
@@ -121,7 +121,7 @@ def _append_calls(calls: Sequence[Observation], keeps_keys: bool) -> Observation
         joined |= _join_maps(calls, joined["n"], m)
         joined["saved_calls"] = _join_saved_calls(calls, m)
     else:
-        joined |= dict.fromkeys(("m", "value_norm", "peak_at", "top_at"))
+        joined |= dict.fromkeys(("m", "value_norm", "peak_at", "top_at", "groups"))
         joined["sink"] = _join_sinks(calls)
     joined["rows"] = torch.stack([call.rows for call in calls]).sum(0)
     joined |= _join_profiles(calls)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from regard._checks import check_integer
 from regard._errors import RegardError
 from regard._observables import Observe
+from regard.interp._groups_of import name_groups
 from regard.interp._recording import Recording
 from regard.interp._register_observers import NO_VISIBLE_ATTENTION
 from regard.interp._token_text import TokenText, label_tokens
@@ -49,6 +50,7 @@ def look(
     tokenizer: Any = None,
     observe: Observe = PAGE_OBSERVABLES,
     layers: Layers = None,
+    groups: str | Mapping[str, Any] | None = None,
     tokens: int | None = None,
     answer: str | None = None,
     generate: int | None = None,
@@ -61,6 +63,8 @@ def look(
     - ``text``, ``image``: the input; give one of them.
     - ``observe``: what to measure; by default, what the HTML page shows.
     - ``layers``: which layers to observe, as in ``regard.watch``; all by default.
+    - ``groups``: also measure the weight on groups of the text's tokens, ``"special"``, ``"sentences"``, ``"words"``,
+      ``"chat"`` or a mapping name → token id: see ``groups_of``. Not for images and text-to-text models.
     - ``tokens``: use only the first tokens of the text; all by default.
     - ``answer``: the target text of a text-to-text model; by default it generates one.
     - ``generate``: let a language model continue the text by up to this many of its most likely tokens, and record
@@ -110,6 +114,9 @@ def look(
         else:
             run = _transformers_run(model, tokenizer, text, tokens, generate)
 
+    if groups is not None:
+        observe = _observe_groups(observe, model, tokenizer, run, groups, with_text=keep_input)
+
     with torch.no_grad(), watch(model, observe, layers=layers) as recording:
         if progress is not None:
             # How many layers a model of transformers has is not known before it has run.
@@ -122,11 +129,31 @@ def look(
         recording.metadata |= run.metadata
     elif "grid" in run.metadata:
         recording.metadata["grid"] = run.metadata["grid"]
+    if isinstance(groups, str):
+        recording.metadata["groups_by"] = groups
     if run.unknown_tokens:
         recording.metadata["unknown_tokens"] = run.unknown_tokens
     if isinstance(model, Model):
         recording.metadata["model"] = model.config.architecture or model.config.model_type
     return recording
+
+
+def _observe_groups(
+    observe: Observe, model: nn.Module, tokenizer: Any, run: _Run, by: str | Mapping[str, Any], *, with_text: bool
+) -> Observe:
+    """The same measurements, and groups of the tokens that the model reads."""
+    if observe.groups is not None:
+        raise RegardError("groups were given twice, in observe and as groups=; give them once")
+    if "ids" not in run.metadata:
+        raise RegardError("groups= needs a text; for an image give Observe(groups=regard.Groups(…))")
+    if "source" in run.metadata:
+        raise RegardError(
+            f"groups= needs one text, and {type(model).__name__} reads one and writes another: use regard.watch with "
+            "layers= and Observe(groups=regard.interp.groups_of(…))"
+        )
+    if isinstance(model, Model):
+        tokenizer = model.tokenizer
+    return replace(observe, groups=name_groups(tokenizer, run.metadata["ids"], by, with_text=with_text))
 
 
 def _text_run(model: Model, text: str, most: int | None, answer: str | None, generate: int | None) -> _Run:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from regard._files import write_text
 from regard._observables import Observation
-from regard.interp import _head_means, _head_table, _html_page, _recording_files
+from regard.interp import _group_table, _head_means, _head_table, _html_page, _recording_files
 from regard.interp._head_types import HEAD_TYPES
 from regard.interp._join_calls import joined_observation, joined_size
 from regard.interp._page_types import add_types, page_types
@@ -87,7 +87,9 @@ class Recording(Mapping[str, Observation]):
     def heads(self) -> list[dict[str, Any]]:
         """One row per head: path, head, the number of counted rows, and means of the row values.
 
-        Distance, offset and local are None in cross-attention, whose queries and keys are of different sequences.
+        Distance, offset and local are None in cross-attention, whose queries and keys are of different sequences. With
+        ``Observe(groups=…)`` there is the mean weight on each group, ``"on <name>"``, and ``"elsewhere"``: on keys in
+        no group and on learned sinks.
 
         >>> recording = regard.interp.look(regard.models.load(regard.models.bundled()), "a b c a b c")
         >>> most = max(recording.heads(), key=lambda row: row["local"])  # the head that attends to the nearest keys
@@ -96,17 +98,20 @@ class Recording(Mapping[str, Observation]):
         """
         return _head_means.head_rows(self.observations(), self.metadata)
 
-    def table(self, sort: str | None = None, limit: int | None = None) -> Table:
+    def table(self, sort: str | None = None, limit: int | None = None, *, groups: bool = False) -> Table:
         """The heads as a table for the terminal (``rich.print(recording.table("sink", 10))``).
 
         - ``sort``: the column to sort by, largest first; by default the order of the calls. If ``metadata["kinds"]``
           has the types of the heads, ``"confidence"`` sorts by the most confident type.
         - ``limit``: how many heads; all by default.
+        - ``groups``: show the mean weight of each head on each group of keys (``Observe(groups=…)``) instead.
 
         >>> recording = regard.interp.look(regard.models.load(regard.models.bundled()), "a b c a b c")
         >>> recording.table("local", 3).row_count
         3
         """
+        if groups:
+            return _group_table.group_table(self.heads(), sort, limit)
         rows = add_types(self.heads(), page_types(None, self.metadata))
         return _head_table.head_table(rows, sort, limit, has_cross=self.has_cross())
 
@@ -120,8 +125,9 @@ class Recording(Mapping[str, Observation]):
         'path,head,rows,entropy,spread,peak,distance,offset,sink,local'
         """
         types = page_types(atlas, self.metadata)
-        columns = ["path", "head", "rows", *_head_table.HEAD_COLUMNS]
-        rows = add_types(self.heads(), types)
+        heads = self.heads()
+        columns = ["path", "head", "rows", *_head_table.HEAD_COLUMNS, *_group_table.group_columns(heads)]
+        rows = add_types(heads, types)
         if types is not None:
             columns += ["labels", *(f"{name} confidence" for name in HEAD_TYPES)]
             rows = [{**row, "labels": " ".join(row["labels"] or ())} for row in rows]
@@ -136,7 +142,15 @@ class Recording(Mapping[str, Observation]):
         data: dict[str, Any] = {"columns": _head_table.HEAD_COLUMNS}
         if types is not None:
             data["types from"] = types[0]
-        data["heads"] = add_types(self.heads(), types)
+        heads = self.heads()
+        columns = _group_table.group_columns(heads)
+        if columns:
+            data["groups"] = [name.removeprefix(_group_table.PREFIX) for name in columns[:-1]]
+            data["columns"] = data["columns"] | {
+                **dict.fromkeys(columns, "mean weight on the keys of this group"),
+                _group_table.ELSEWHERE: _group_table.ELSEWHERE_MEANING,
+            }
+        data["heads"] = add_types(heads, types)
         return write_text(json.dumps(data, indent=1, ensure_ascii=False), file)
 
     def to_html(

@@ -3,6 +3,7 @@
 ``recording.json`` names the file of numbers. It is replaced last and in one step, so an interrupted save leaves the old
 recording or the new one. Nothing of size n × n is stored. With ``Observe(keep=True)`` q and k are stored, and any exact
 weight can be computed later. The numbers of a loaded recording are mapped from the file, and read when they are needed.
+Groups of keys are stored once, and each call names its groups by their number.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from torch import Tensor
 from regard._checks import check_integer, describe_value
 from regard._errors import RegardError
 from regard._files import atomic_write, check_regular_file, make_folder, read_regular, save_tensors, write_text
+from regard._groups import Groups
 from regard._lowered_scores import RelativeTerm, Scores
 from regard._observables import LARGEST, ROW_VALUES, Observation, Observe
 from regard._saved_call import SavedCall
@@ -55,8 +57,9 @@ def write_recording(
     make_folder(path)
     tensors: dict[str, Tensor] = {}
     layers = []
+    groups: list[Groups] = []
     for p, (module_path, observations) in enumerate(calls.items()):
-        entries = [_pack(f"{p}.{c}", observation, tensors) for c, observation in enumerate(observations)]
+        entries = [_pack(f"{p}.{c}", observation, tensors, groups) for c, observation in enumerate(observations)]
         layers.append({"path": module_path, "calls": entries})
     values_name = f"values-{secrets.token_hex(6)}.safetensors"
     header = {
@@ -67,7 +70,13 @@ def write_recording(
         "versions": {"regard": __version__, "torch": torch.__version__},
     }
     # A loaded recording has the header of its own file in its metadata; the new header replaces it, and comes first.
-    text = json.dumps(header | dict(metadata) | header | {"places": layers}, indent=1, ensure_ascii=False)
+    description: dict[str, Any] = header | {"places": layers}
+    metadata = {name: metadata[name] for name in metadata if name != "key_groups"}
+    if groups:
+        description["key_groups"] = [list(one.names) for one in groups]
+        for g, one in enumerate(groups):
+            _store(f"key_groups.{g}", one.labels, tensors)
+    text = json.dumps(header | metadata | description, indent=1, ensure_ascii=False)
     with atomic_write(path / values_name) as temporary:
         save_tensors(tensors, temporary, metadata={"format": "pt"})
     write_text(text, path / NAME)
@@ -99,7 +108,9 @@ def read_recording(folder: str | os.PathLike[str]) -> tuple[dict[str, list[Obser
         if metadata["format"] != FORMAT:
             raise RegardError(f"its format is {describe_value(metadata['format'])}, this version reads {FORMAT}")
         with safe_open(_values_file(path, metadata["values"]), framework="pt") as opened:
-            calls = _unpack_layers(metadata.pop("places"), StoredTensors(opened))
+            tensors = StoredTensors(opened)
+            groups = _unpack_groups(metadata.pop("key_groups", []), tensors)
+            calls = _unpack_layers(metadata.pop("places"), tensors, groups)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise RegardError(f"{path} is not a complete recording: {reason_in_words(error)}") from None
     return calls, metadata
@@ -177,13 +188,20 @@ def _store(name: str, value: Tensor, tensors: dict[str, Tensor]) -> None:
     tensors[name] = value.detach().cpu().contiguous().clone()
 
 
-def _pack(name: str, observation: Observation, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """One call as plain data; its tensors go into ``tensors`` under its name."""
+def _pack(name: str, observation: Observation, tensors: dict[str, Tensor], all_groups: list[Groups]) -> dict[str, Any]:
+    """One call as plain data; its tensors go into ``tensors`` under its name, and its groups into ``all_groups``."""
     for field in TENSOR_FIELDS:
         value = getattr(observation, field)
         if value is not None:
             _store(f"{name}.{field}", value, tensors)
-    observe = asdict(observation.observe) | {"queries": None}
+    groups = observation.observe.groups
+    observe = asdict(replace(observation.observe, groups=None)) | {"queries": None}
+    # Without groups there is no entry, so that older versions can read the recording.
+    del observe["groups"]
+    if groups is not None:
+        if groups not in all_groups:
+            all_groups.append(groups)
+        observe["groups"] = all_groups.index(groups)
     saved_calls = []
     for i, call in enumerate(observation.saved_calls):
         assert isinstance(call, SavedCall)
@@ -206,7 +224,22 @@ def _pack_saved_call(name: str, call: SavedCall, tensors: dict[str, Tensor]) -> 
     return {"scale": str(scores.scale), "softcap": scores.softcap, "firsts": first_offsets}
 
 
-def _unpack_layers(layers: object, tensors: StoredTensors) -> dict[str, list[Observation]]:
+def _unpack_groups(entries: object, tensors: StoredTensors) -> list[Groups]:
+    """The groups that the calls of a recording name by number; ``Groups`` checks labels and names."""
+    if not isinstance(entries, list):
+        raise RegardError(f"its key_groups are {describe_value(entries)}, not a list")
+    groups = []
+    for g, names in enumerate(entries):
+        if not isinstance(names, list) or not all(isinstance(name, str) and is_text(name) for name in names):
+            raise RegardError(f"the names of its key_groups {g} are {describe_value(names)}, not a list of texts")
+        labels = tensors[f"key_groups.{g}"]
+        if labels.dtype != torch.int64:
+            raise RegardError(f"key_groups.{g} is {labels.dtype}, not torch.int64")
+        groups.append(Groups(labels, names))
+    return groups
+
+
+def _unpack_layers(layers: object, tensors: StoredTensors, groups: list[Groups]) -> dict[str, list[Observation]]:
     if not isinstance(layers, list):
         raise RegardError(f"its places are {describe_value(layers)}, not a list of layers")
     calls: dict[str, list[Observation]] = {}
@@ -219,7 +252,7 @@ def _unpack_layers(layers: object, tensors: StoredTensors) -> dict[str, list[Obs
         entries = layer["calls"]
         if not isinstance(entries, list) or not entries:
             raise RegardError(f"layer {p} has the calls {describe_value(entries)}, not a list of at least one")
-        calls[module_path] = [_unpack(f"{p}.{c}", entry, tensors) for c, entry in enumerate(entries)]
+        calls[module_path] = [_unpack(f"{p}.{c}", entry, tensors, groups) for c, entry in enumerate(entries)]
     return calls
 
 
@@ -228,18 +261,18 @@ def is_text(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _unpack(name: str, entry: dict[str, Any], tensors: StoredTensors) -> Observation:
+def _unpack(name: str, entry: dict[str, Any], tensors: StoredTensors, groups: list[Groups]) -> Observation:
     saved_calls = [_unpack_saved_call(f"{name}.kept.{i}", call, tensors) for i, call in enumerate(entry["kept"])]
     values: dict[str, Any] = {field: tensors.get(f"{name}.{field}") for field in TENSOR_FIELDS}
     if values["rows"] is None:
         raise KeyError(f"{name}.rows")
-    observe = _unpack_observe(name, entry["observe"])
+    observe = _unpack_observe(name, entry["observe"], groups)
     observation = Observation(observe=observe, n=entry["n"], m=entry["m"], saved_calls=tuple(saved_calls), **values)
     check_observation(name, observation)
     return observation
 
 
-def _unpack_observe(name: str, entry: object) -> Observe:
+def _unpack_observe(name: str, entry: object, groups: list[Groups]) -> Observe:
     """The options of a call; ``Observe`` checks its numbers."""
     if not isinstance(entry, dict):
         raise RegardError(f"{name}.observe is {describe_value(entry)}, not an object with entries")
@@ -253,6 +286,11 @@ def _unpack_observe(name: str, entry: object) -> Observe:
             raise RegardError(f"{name}.observe.{field} is {describe_value(options[field])}, not true or false")
     if options.get("queries") is not None:
         raise RegardError(f"{name}.observe.queries is {describe_value(options['queries'])}, not null")
+    if options.get("groups") is not None:
+        if not groups:
+            raise RegardError(f"{name}.observe names groups, but there are no key_groups")
+        number = check_integer(f"{name}.observe.groups", options["groups"], most=len(groups) - 1)
+        options["groups"] = groups[number]
     return Observe(**options)
 
 
@@ -310,6 +348,7 @@ def check_observation(name: str, observation: Observation) -> None:
         if field in present and needed not in present:
             raise RegardError(f"{name} has {field}, but no {needed}")
     _check_ranges(name, observation)
+    _check_group_entries(name, observation, batch)
     _check_saved_sizes(name, observation, batch, heads)
 
 
@@ -338,6 +377,8 @@ def _expected_shapes(observation: Observation, batch: int | None, heads: int) ->
     shapes["value_norm"] = (batch, heads, m)
     shapes["top"] = (batch, heads, n, observe.top)
     shapes["top_at"] = (batch, heads, n, observe.top)
+    # Without groups, None fits no tensor.
+    shapes["groups"] = (batch, heads, n, len(observe.groups) if observe.groups is not None else None)
     shapes["map"] = (heads, observe.map, observe.map)
     shapes["map_rows"] = (heads, observe.map)
     shapes["profile"] = (heads, *offsets)
@@ -357,6 +398,15 @@ def _check_ranges(name: str, observation: Observation) -> None:
             most = (observation.m or 0) - 1
         if smallest < least or largest > most:
             raise RegardError(f"{name}.{field} has numbers from {smallest} to {largest}, not from {least} to {most}")
+
+
+def _check_group_entries(name: str, observation: Observation, batch: int | None) -> None:
+    """Raise unless the labels of groups are for all batch entries, or for each call that was merged."""
+    groups = observation.observe.groups
+    if groups is None or groups.labels.ndim == 1 or not batch:
+        return
+    if batch % groups.labels.shape[0]:
+        raise RegardError(f"{name} has groups of {groups.labels.shape[0]} batch entries, but it measured {batch}")
 
 
 def _check_saved_sizes(name: str, observation: Observation, batch: int | None, heads: int) -> None:

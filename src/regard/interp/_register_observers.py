@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -79,6 +80,17 @@ def list_paths(paths: Iterable[str]) -> str:
     if len(paths) > PATHS_IN_MESSAGES:
         paths = [*paths[: PATHS_IN_MESSAGES - 1], paths[PATHS_IN_MESSAGES - 1] + " …"]
     return ", ".join(paths)
+
+
+def matches_layers(layers: str | Sequence[str] | Callable[[str], bool] | None, path: str) -> bool:
+    """Whether a module path matches a pattern, one of several patterns, or a function of the path; None matches all."""
+    if layers is None:
+        return True
+    if callable(layers):
+        return bool(layers(path))
+    if isinstance(layers, str):
+        return fnmatch.fnmatchcase(path, layers)
+    return any(fnmatch.fnmatchcase(path, pattern) for pattern in layers)
 
 
 class HeadSelection:

@@ -1,7 +1,7 @@
 """Figures of a recording: all heads at once, and one head as a map, as a profile, and as lines between tokens.
 
 They show pooled or exact weights: where a head attends, not how large the values are that it reads there.
-``regard.plots.save`` writes them.
+``logit_parts`` draws what each part of a model adds to a logit. ``regard.plots.save`` writes figures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from regard._errors import RegardError
 from regard._observables import Index, Observation, index_tensor
 from regard.interp._head_table import DIFFERENT_SEQUENCES, shorten_paths
 from regard.interp._join_calls import reason_no_map
+from regard.interp._logit_parts import LogitParts
 from regard.interp._page_maps import keys_per_bin, without_empty_bins
+from regard.interp._patch_figure import patching
 from regard.interp._recording import Recording
 from regard.interp._token_labels import check_token_labels, is_cross_attention, query_and_key_labels
 from regard.plots._maps import WEIGHT_LABEL
@@ -27,7 +29,7 @@ from regard.plots._maps import WEIGHT_LABEL
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["head_lines", "head_map", "head_profile", "heads"]
+__all__ = ["head_lines", "head_map", "head_profile", "heads", "logit_parts", "patching"]
 
 MAP_CELLS = 64  # per side of a map, by default
 PER_KEY_LABEL = "mean weight per key"  # what a cell of a pooled map shows
@@ -247,6 +249,40 @@ def head_lines(
     row_labels, key_labels = _labels(recording, path, observation, batch)
     lines = [(i, column[j], weight) for i, j, weight in lines]
     return plots.lines(_select_labels(queries, row_labels), _select_labels(keys, key_labels), lines, title=title)
+
+
+@plots.styled
+def logit_parts(parts: LogitParts, most: int = 20, *, style: plots.FigureStyle | None = None) -> Figure:
+    """The largest parts of a logit as bars, the largest first, and the sum of all others in the last bar.
+
+    - ``parts``: from ``regard.interp.logit_attribution``.
+    - ``most``: how many parts have a bar of their own, at most 59.
+    - ``style``: width, font, palette and title; see ``regard.plots.FigureStyle``.
+
+    >>> model = regard.models.load(regard.models.bundled())
+    >>> ids = torch.tensor(model.tokenizer.encode("import os; import o"))
+    >>> parts = regard.interp.logit_attribution(model, ids, target=model.tokenizer.encode("s")[-1])
+    >>> figure = logit_parts(parts, 5)
+    >>> figure.axes[0].get_yticklabels()[-1].get_text(), len(figure.axes[0].patches)
+    ('14 more', 6)
+    """
+    shown = parts.top(check_integer("most", most, least=1, most=plots.MOST_BARS - 1))
+    pattern, names = shorten_paths([part.path for part in parts.of("head")])
+    labels = []
+    for part in shown:
+        label = part.name
+        # Long paths would leave no room for the bars.
+        if part.head is not None and pattern:
+            label = f"layer {names[part.path]} head {part.head}"
+        labels.append(label)
+    values = [part.value for part in shown]
+    if len(shown) < len(parts.parts):
+        labels.append(f"{len(parts.parts) - len(shown)} more")
+        values.append(parts.sum() - sum(values))
+    title = f"{parts.target_name}: {parts.sum():.3g}"
+    if parts.softcap is not None:
+        title += f", before the cap {parts.softcap:g}"
+    return plots.bars(labels, values, title=title, value_label="part of the logit")
 
 
 def _select_labels(indices: Sequence[int], labels: list[str] | None) -> list[str]:

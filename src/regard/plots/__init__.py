@@ -8,6 +8,7 @@ that small weights are visible. Labels may contain any text: it is never parsed 
 drawn as ↵ and ⇥, characters that no font has as ▯.
 """
 
+from regard.plots._bars import MOST_BARS, bars
 from regard.plots._curves import FAINTEST_LINE, MOST_LINES, lines, profile, series
 from regard.plots._drawing import (
     EDGE_COLOUR,
@@ -20,21 +21,26 @@ from regard.plots._drawing import (
     line_height,
     new_figure,
     save,
+    svg_text,
     text_width,
     thin_ticks,
 )
 from regard.plots._figure_style import FigureStyle, current_style, styled
-from regard.plots._maps import MOST_LABELS, grid, heatmap
+from regard.plots._graph import graph
+from regard.plots._maps import MOST_LABELS, grid, heatmap, signed_heatmap
 
 __all__ = [
     "EDGE_COLOUR",
     "FAINTEST_LINE",
     "LINE_COLOURS",
+    "MOST_BARS",
     "MOST_LABELS",
     "MOST_LINES",
     "FigureStyle",
+    "bars",
     "current_style",
     "font_options",
+    "graph",
     "grid",
     "heatmap",
     "import_matplotlib",
@@ -47,7 +53,9 @@ __all__ = [
     "profile",
     "save",
     "series",
+    "signed_heatmap",
     "styled",
+    "svg_text",
     "text_width",
     "thin_ticks",
 ]

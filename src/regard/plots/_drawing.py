@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from regard._errors import RegardError
 from regard._files import atomic_write
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # White to near-black through blue. The lightness (Oklab) falls by the same amount from colour to colour, so that equal
 # differences in value look equal, also when printed in grey.
 MAP_COLOURS = ["#ffffff", "#b4e9ff", "#71cdfe", "#2aacff", "#1a87ed", "#3064c9", "#36469b", "#2f2d69", "#1f1b35"]
+# Values of either sign: orange is negative, white is 0, blue is positive.
+SIGNED_COLOURS = ["#6b3000", "#b65708", "#ee964b", "#fbd3ae", "#ffffff", "#b9e2fb", "#5cb1ee", "#2271bd", "#163f75"]
 # The palette of Okabe and Ito without yellow.
 LINE_COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000"]
 WEIGHT_COLOUR = "#1a5fb4"
@@ -72,6 +74,18 @@ def map_colours() -> Any:
     if palette == "grey":
         colours = ["#ffffff", "#000000"]
     return import_matplotlib(".colors").LinearSegmentedColormap.from_list("regard", colours)
+
+
+def signed_colours() -> Any:
+    """The colour map of values of either sign in the current palette; its middle is 0."""
+    palette = current_style().palette
+    colours = SIGNED_COLOURS
+    if palette == "viridis":
+        # Viridis has no middle that reads as zero.
+        colours = ["#440154", "#9a7cb0", "#ffffff", "#8ed08a", "#21711d"]
+    if palette == "grey":
+        colours = ["#ffffff", "#000000"]
+    return import_matplotlib(".colors").LinearSegmentedColormap.from_list("regard signed", colours)
 
 
 def line_colours() -> list[str]:
@@ -188,11 +202,26 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
     extension = figure_format(file)
     with atomic_write(file) as temporary:
         try:
-            with _SAVING, import_matplotlib("").rc_context(FILE_OPTIONS), temporary.open("wb") as stream:
-                metadata = WITHOUT_DATE[extension]
-                figure.savefig(stream, format=extension, metadata=metadata, dpi="figure", facecolor="white")
+            with temporary.open("wb") as stream:
+                _render(figure, stream, extension)
         except OSError as error:
             raise type(error)(f"{file} cannot be written: {error.strerror or error}") from None
+
+
+def svg_text(figure: Figure) -> str:
+    """A figure as the text of an SVG file, the same that ``save`` writes.
+
+    >>> svg_text(regard.plots.heatmap([[1.0, 0.0], [0.3, 0.7]])).startswith("<?xml")
+    True
+    """
+    stream = io.BytesIO()
+    _render(figure, stream, "svg")
+    return stream.getvalue().decode()
+
+
+def _render(figure: Figure, stream: IO[bytes], extension: str) -> None:
+    with _SAVING, import_matplotlib("").rc_context(FILE_OPTIONS):
+        figure.savefig(stream, format=extension, metadata=WITHOUT_DATE[extension], dpi="figure", facecolor="white")
 
 
 def figure_format(file: Path) -> str:

@@ -186,6 +186,45 @@ def heatmap(
     return figure
 
 
+@styled
+def signed_heatmap(
+    values: ArrayLike,
+    row_labels: Sequence[object] | None = None,
+    column_labels: Sequence[object] | None = None,
+    *,
+    row_name: str,
+    column_name: str,
+    value_label: str,
+    title: str | None = None,
+    style: FigureStyle | None = None,
+) -> Figure:
+    """Draw values of either sign ``[rows, columns]``; white is 0, and the colours of both signs are equally dark.
+
+    - ``values``: NaN leaves a cell empty.
+    - ``row_labels``, ``column_labels``: a side with more than 64 labels shows numbers instead.
+    - ``row_name``, ``column_name``: what the sides are.
+    - ``value_label``: the label of the colour bar, which reaches equally far to both sides of 0.
+    - ``title``, ``style``: as in ``heatmap``.
+
+    >>> figure = signed_heatmap([[1.0, -0.5]], ["0"], ["0", "1"], row_name="layer", column_name="head", value_label="x")
+    >>> figure.axes[0].images[0].get_clim()
+    (-1.0, 1.0)
+    """
+    array = _check_map(values)
+    n, m = array.shape
+    row_labels = figures.check_count("row_labels", row_labels, n)
+    column_labels = figures.check_count("column_labels", column_labels, m)
+    if n > MOST_LABELS:
+        row_labels = None
+    if m > MOST_LABELS:
+        column_labels = None
+    span = (-0.5, m - 0.5, n - 0.5, -0.5)
+    figure, axes, steps = draw_heatmap(array, span, row_labels, column_labels, title, value_label, signed=True)
+    row_step, column_step = steps
+    figures.label_axes(axes, _axis_name(column_name, column_step), _axis_name(row_name, row_step))
+    return figure
+
+
 def _axis_name(name: str, step: int) -> str:
     """The name of an axis; it says which labels are shown, because a part of the tokens reads like another text."""
     if step == 1:
@@ -203,8 +242,12 @@ def draw_heatmap(
     key_labels: Any,
     title: str | None,
     value_label: str,
+    *,
+    signed: bool = False,
 ) -> tuple[Figure, Any, tuple[int, int]]:
     """Draw one large map in ``span`` (left, right, bottom, top) with labels or numbers, and a colour bar.
+
+    - ``signed``: whether values may be negative; 0 is then in the middle of the colours.
 
     Returns the figure, its axes, and every how many-th label is shown of the rows and of the keys.
     """
@@ -224,7 +267,8 @@ def draw_heatmap(
     box = axes.get_position()
     inch = 1 / figure.get_figwidth()
     bar_axes = figure.add_axes((box.x1 + 0.1 * inch, box.y0, 0.1 * inch, box.height))
-    bar = figure.colorbar(_draw_map(axes, weights, span), cax=bar_axes)
+    image = _draw_signed_map(axes, weights, span) if signed else _draw_map(axes, weights, span)
+    bar = figure.colorbar(image, cax=bar_axes)
     bar.outline.set(linewidth=0.5, edgecolor=figures.EDGE_COLOUR)
     bar.set_label(figures.drawable_text(value_label, 40), **figures.font_options())
     figures.thin_ticks(bar_axes)
@@ -257,6 +301,14 @@ def _draw_map(axes: Any, weights: Any, span: tuple[float, float, float, float]) 
     largest = float(np.max(weights, where=np.isfinite(weights), initial=0.0)) or 1.0
     norm = colors.PowerNorm(0.5, 0, largest)
     return axes.imshow(weights, cmap=figures.map_colours(), norm=norm, extent=span, aspect="auto", origin="upper")
+
+
+def _draw_signed_map(axes: Any, values: Any, span: tuple[float, float, float, float]) -> Any:
+    """Draw a map of values of either sign within (left, right, bottom, top); 0 is the middle colour."""
+    colors = figures.import_matplotlib(".colors")
+    largest = float(np.max(np.abs(values), where=np.isfinite(values), initial=0.0)) or 1.0
+    norm = colors.Normalize(-largest, largest)
+    return axes.imshow(values, cmap=figures.signed_colours(), norm=norm, extent=span, aspect="auto", origin="upper")
 
 
 def _check_map(weights: ArrayLike) -> Any:

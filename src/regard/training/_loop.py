@@ -66,6 +66,9 @@ class Listener:
     def on_stop(self) -> None:
         """A stop was requested: the run ends after this step and its checkpoint."""
 
+    def on_end(self) -> None:
+        """The steps of this start are over: the run has ended, was stopped, or raised."""
+
 
 @dataclass
 class State:
@@ -132,8 +135,13 @@ class Loop:
 
     def run(self) -> str:
         """Train to the end or until a stop is requested; return "steps", "patience" or "stopped"."""
-        if self.ended is None and not self._train():
-            return "stopped"
+        if self.ended is None:
+            try:
+                completed = self._train()
+            finally:
+                self.listener.on_end()
+            if not completed:
+                return "stopped"
         assert self.ended is not None
         if self.recorder is not None:
             # Also completes a run that was stopped before its last record. A stop signal waits until that is written.

@@ -115,7 +115,7 @@ class Recorder:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         check_instance("model", model, nn.Module)
-        self.model = _unwrap(model)
+        self.model = unwrap_model(model)
         self.folder = Path(folder)
         if self.folder.exists() and not self.folder.is_dir():
             raise RegardError(f"folder is {self.folder}, which is a file; it must be a folder")
@@ -361,7 +361,7 @@ def evaluation_mode(model: nn.Module, device: torch.device) -> Iterator[None]:
                 module.training = training
 
 
-def _unwrap(model: nn.Module) -> nn.Module:
+def unwrap_model(model: nn.Module) -> nn.Module:
     """Return the model inside the wrappers of ``torch.compile`` and of data parallelism."""
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):

@@ -1,4 +1,4 @@
-"""The recorder as a callback of the ``transformers`` Trainer: ``callbacks=[RecorderCallback("run/evolution")]``."""
+"""Callbacks of the ``transformers`` Trainer: ``callbacks=[RecorderCallback("run/evolution"), MonitorCallback()]``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 from functools import lru_cache
 from typing import Any
 
+from regard.training._monitor import AttentionMonitor
 from regard.training._recorder import Recorder
 
-__all__ = ["RecorderCallback"]
+__all__ = ["MonitorCallback", "RecorderCallback"]
 
 
 def RecorderCallback(folder: str | os.PathLike[str], tokenizer: Any = None, **options: Any) -> Any:
@@ -30,13 +31,52 @@ def RecorderCallback(folder: str | os.PathLike[str], tokenizer: Any = None, **op
     return _callback_class()(folder, tokenizer, options)
 
 
+def MonitorCallback(file: str | os.PathLike[str] | None = None, **options: Any) -> Any:
+    """Return a ``TrainerCallback`` with an ``AttentionMonitor`` of the trained model.
+
+    - ``file``: a file to which one line of JSON is appended per step; None writes nothing.
+    - ``options``: further arguments of ``AttentionMonitor``, for example ``every``.
+
+    ``callback.monitor`` is the monitor; its ``records`` and ``warned`` stay after the training.
+
+    >>> callback = MonitorCallback(every=10)
+    >>> callback.monitor.every  # transformers.Trainer(…, callbacks=[callback])
+    10
+    """
+    return _monitor_class()(AttentionMonitor(None, file, **options))
+
+
+def _callback_base() -> Any:
+    try:
+        return importlib.import_module("transformers").TrainerCallback
+    except ImportError:
+        raise ImportError("this callback needs transformers, which is not installed") from None
+
+
+@lru_cache
+def _monitor_class() -> type:
+    base: Any = _callback_base()
+
+    class HeadMonitor(base):
+        def __init__(self, monitor: AttentionMonitor) -> None:
+            self.monitor = monitor
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **trainer: Any) -> None:
+            self.monitor.attach(trainer["model"])
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **trainer: Any) -> None:
+            self.monitor.step(state.global_step)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **trainer: Any) -> None:
+            self.monitor.close()
+
+    return HeadMonitor
+
+
 @lru_cache
 def _callback_class() -> type:
     """Create the class on first use: ``transformers`` is slow to import and may not be installed."""
-    try:
-        base: Any = importlib.import_module("transformers").TrainerCallback
-    except ImportError:
-        raise ImportError("RecorderCallback needs transformers, which is not installed") from None
+    base: Any = _callback_base()
 
     class HeadRecorder(base):
         def __init__(self, folder: str | os.PathLike[str], tokenizer: Any, options: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ const MOST_EAGER = 400; // if there are more heads, a map is drawn when it comes
 const heads = [];
 const headNumbers = [...new Set(data.places.flatMap((layer) => layer.heads))].sort((a, b) => a - b);
 const TYPE_SORT = "type: "; // before the name of a type in the menu of orders
-const view = { hideSinks: false, sort: "", descending: true, find: "" };
+const view = { hideSinks: false, sort: "", descending: true, find: "", show: "maps" };
 const byId = (id) => document.getElementById(id);
 
 const visibility = new IntersectionObserver((entries) => {
@@ -19,6 +19,7 @@ function makeOverview(select) {
   for (const layer of data.places) {
     for (const [head, number] of layer.heads.entries()) {
       const item = { layer, head, number, numbers: layer.numbers[head], types: layer.types?.[head] ?? null, drawn: false };
+      item.groups = layer.groups?.[head] ?? [];
       item.label = `${layer.name || layer.path} · ${number}`;
       item.title = `${layer.path || "the model"}, head ${number}`;
       item.button = element("button", "head");
@@ -49,6 +50,7 @@ function makeOverview(select) {
     option.title = data.places[0].meanings[name] ?? data.columns[name];
     byId("sort").append(option);
   }
+  makeGroupChoices();
   for (const [name, count] of typeCounts()) {
     const option = element("option", "", `type: ${name} (${count})`);
     option.value = TYPE_SORT + name;
@@ -120,7 +122,8 @@ function arrange() {
   const shown = heads.filter((item) => !view.find || matches(item, view.find));
   const type = view.sort.startsWith(TYPE_SORT) ? view.sort.slice(TYPE_SORT.length) : null;
   const column = columns.indexOf(view.sort);
-  const sorted = column >= 0 || type !== null;
+  const group = groupOfSort(view.sort);
+  const sorted = column >= 0 || type !== null || group !== null;
   const box = byId("heads");
   box.replaceChildren();
   byId("order").disabled = !sorted;
@@ -128,14 +131,24 @@ function arrange() {
   byId("none").hidden = shown.length > 0;
   box.className = sorted ? "flow" : "grid";
   box.style.setProperty("--across", headNumbers.length);
-  if (!sorted) {
-    arrangeGrid(box, shown);
-  } else {
+  const number = (item) => {
+    if (type !== null) return item.types?.confidences[type] ?? null;
+    return (group === null ? item.numbers[column] : item.groups[group]) ?? null;
+  };
+  if (sorted) {
     const sign = view.descending ? -1 : 1;
-    const number = (item) => (type === null ? item.numbers[column] : item.types?.confidences[type]) ?? null;
     // A missing number comes last in both orders.
     const key = (item) => number(item) ?? -sign * -Infinity;
     shown.sort((a, b) => (key(a) === key(b) ? 0 : sign * (key(a) - key(b))));
+  }
+  const showsGroups = view.show === "groups";
+  box.hidden = showsGroups;
+  byId("groups").hidden = !showsGroups;
+  if (showsGroups) {
+    byId("groups").replaceChildren(groupTable(shown, view));
+  } else if (!sorted) {
+    arrangeGrid(box, shown);
+  } else {
     for (const item of shown) {
       item.caption.replaceChildren(element("b", "", item.label), ` ${formatNumber(number(item))}`);
       item.button.style.gridColumn = "";

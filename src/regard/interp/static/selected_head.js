@@ -5,6 +5,7 @@ let largeMap = null;
 
 function select(item) {
   selected?.button.setAttribute("aria-pressed", "false");
+  markGroupRow(selected, item);
   selected = item;
   item.button.setAttribute("aria-pressed", "true");
   byId("name").textContent = item.title;
@@ -16,6 +17,7 @@ function select(item) {
     element("dd", "", formatNumber(item.numbers[c])),
     element("dd", "meaning", item.layer.meanings[name] ?? data.columns[name]),
   ]));
+  showGroups(item);
   drawMap();
   drawProfile();
   drawLine();
@@ -45,6 +47,7 @@ function showTypes(item) {
 // What is exact in this page, and what is pooled or rounded.
 function showAbout(layer) {
   const lines = ["Numbers of a head (entropy, peak, …) are the recorded means, not rounded by the page."];
+  if (layer.groups) lines.push("Weights on groups of keys: means over all queries that count, rounded to four decimals.");
   if (layer.map) {
     const [, rows, width] = layer.map.shape;
     const each = layer.n === rows && layer.m === width;
