@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("full_tiles")  # tiny tiles, which other te
 
 ROOT = Path(__file__).parent.parent
 STATIC = ROOT / "src/regard/lab/static"
-PAGES = ["look", "evolve", "budget", "convolution", "claims"]
+PAGES = ["look", "attribution", "evolve", "budget", "convolution", "claims"]
 MOST_PIXELS = 130  # by which an introduction may move the page down
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -190,7 +191,8 @@ def test_naming_heads_delays_nobody(monkeypatch):
     assert background.is_background
     for kind in set(worker.JOBS) - {"kinds"}:
         assert job_queues._queue_of(kind) is not background and not job_queues._queue_of(kind).is_background
-        assert job_queues.start(kind, {}).to_dict()["waits_for"] in ("", "1 job", "2 jobs")
+        # Only jobs that the other kinds put into this queue come first.
+        assert re.fullmatch(r"(\d jobs?)?", job_queues.start(kind, {}).to_dict()["waits_for"])
 
 
 def test_a_worker_responds_line_by_line():

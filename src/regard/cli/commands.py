@@ -35,6 +35,9 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "attribute": Command(
+        "attribute", "Attribute a prediction to the tokens and heads of a model, with gradients. Ctrl-C stops."
+    ),
     "bench": Command(
         "bench",
         "Time attention, observation and whole models against other libraries: about 6 minutes for all cases.",
@@ -55,6 +58,10 @@ COMMANDS = {
     "generate": Command("describe_generate", "Continue a prompt, token by token. Ctrl-C stops."),
     "lab": Command("lab", "Inspect, count, prove and change attention in a browser. Ctrl-C ends it."),
     "look": Command("look", "Observe every head of a model. Ctrl-C stops, and no file is left half-written."),
+    "patch": Command(
+        "patch",
+        "Put values of another text into each head, and measure what changes. Ctrl-C stops; --save continues.",
+    ),
     "train": Command("train", "Train a task into a folder, or continue the run in it. Ctrl-C saves and stops."),
     "zoo": Command(
         "zoo",

@@ -18,6 +18,7 @@ from regard.interp._atlas_table import ATLAS_SORT_KEYS
 from regard.interp._head_table import HEAD_COLUMNS, STRONGEST
 
 MAX_TEXT_BYTES = 64 * 2**20
+GROUP_KINDS = ("special", "sentences", "words", "chat")  # of groups_of, which imports torch
 MOST_NAMES = 1000  # files of a folder that are compared with a name that does not exist
 ACCEPTED = "the folder of a model, a run or a recording, or a GGUF file (without it, the bundled model)"
 
@@ -47,6 +48,14 @@ def look_command(
         int | None, typer.Option(help="let the model continue the text by up to this many tokens, and observe them too")
     ] = None,
     layers: Annotated[str | None, typer.Option(help='observe only these layers, e.g. "*.blocks.3.*"')] = None,
+    groups: Annotated[
+        str | None,
+        typer.Option(
+            metavar="special|sentences|words|chat",
+            help="also measure the weight of every head on groups of tokens: special tokens, sentences, words, or the "
+            "roles of a chat",
+        ),
+    ] = None,
     sort: Annotated[
         str | None,
         typer.Option(
@@ -98,11 +107,11 @@ def look_command(
     if is_recording:
         # A recording is not computed again, so options of a computation would be ignored.
         unused = {"--text": text, "--image": image, "-": stdin, "--tokens": tokens, "--layers": layers}
-        unused["--generate"] = generate
+        unused |= {"--generate": generate, "--groups": groups}
         _refuse_options(f"{model} is a recording: it", unused | {"--keep": keep, "--kinds": kinds})
     if kinds and html is None:
         unused = {"--image": image, "--tokens": tokens, "--layers": layers, "--keep": keep, "--out": out}
-        _refuse_options("--kinds without --html", unused | {"--generate": generate})
+        _refuse_options("--kinds without --html", unused | {"--generate": generate, "--groups": groups})
         _check_files(None, csv)
         # Without a text of their own, all heads have one stored result.
         probe_text = None
@@ -123,6 +132,11 @@ def look_command(
             raise RegardError(f"--generate must be at least 1, got {generate}")
         if image is not None:
             raise RegardError("--generate needs a text; leave it out with --image")
+    if groups is not None:
+        if groups not in GROUP_KINDS:
+            raise RegardError(f"--groups must be one of {', '.join(GROUP_KINDS)}, got {groups!r}")
+        if image is not None:
+            raise RegardError("--groups needs a text; leave it out with --image")
     if keep and out is None:
         raise RegardError("--keep needs --out FOLDER, because it saves q and k in the recording")
     column = sort or ("confidence" if kinds else "peak")
@@ -142,6 +156,7 @@ def look_command(
             tokens=tokens,
             generate=generate,
             layers=layers,
+            groups=groups,
             keep=keep,
             no_text=no_text,
         )

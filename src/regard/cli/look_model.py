@@ -18,12 +18,15 @@ from regard._config_json import LARGEST_JSON
 from regard._error_report import error_line, is_report
 from regard._errors import RegardError
 from regard._files import read_regular
+from regard._observables import Observation
 from regard.cli.head_types import model_head_types
 from regard.cli.look_printing import print_count, print_line, progress_bar
 from regard.interp import Recording, load_recording
 from regard.interp._atlas_store import model_fingerprint, stored_atlas
 from regard.interp._audio_models import reads_audio
-from regard.interp._head_table import head_table
+from regard.interp._group_table import group_columns, group_table
+from regard.interp._groups_of import without_names
+from regard.interp._head_table import HEAD_COLUMNS, head_table
 from regard.interp._look import PAGE_OBSERVABLES, look
 from regard.interp._page_types import add_types, page_types, types_metadata
 from regard.interp._token_text import visible_label
@@ -46,6 +49,7 @@ def observe_model(
     layers: str | None,
     keep: bool,
     no_text: bool,
+    groups: str | None = None,
 ) -> Recording:
     """Load the model of a folder and observe it on a text or an image; the arguments are the options of the command."""
     loaded, tokenizer = load_model(folder, generates=generate is not None)
@@ -57,6 +61,7 @@ def observe_model(
             tokenizer=tokenizer,
             observe=replace(PAGE_OBSERVABLES, keep=keep),
             layers=layers,
+            groups=groups,
             tokens=tokens,
             generate=generate,
             keep_input=not no_text,
@@ -75,7 +80,17 @@ def read_recording(folder: Path, no_text: bool) -> Recording:
     if no_text:
         metadata = recording.metadata
         recording.metadata = {name: metadata[name] for name in metadata if name not in INPUT_METADATA}
+        # Names of groups may be parts of the text, unless it is known that they are not.
+        if metadata.get("groups_by") not in ("special", "chat"):
+            recording.calls = {path: [_unnamed(call) for call in calls] for path, calls in recording.calls.items()}
     return recording
+
+
+def _unnamed(call: Observation) -> Observation:
+    """An observation whose groups have numbers as names."""
+    if call.observe.groups is None:
+        return call
+    return replace(call, observe=replace(call.observe, groups=without_names(call.observe.groups)))
 
 
 def add_head_types(recording: Recording, folder: Path, compute: bool) -> None:
@@ -99,6 +114,8 @@ def print_recording(recording: Recording, column: str, most: int, *, generated: 
     if types is not None:
         print_line(f"types from {types[0]}, not from this input")
     print_count(len(rows), most, column)
+    if group_columns(rows):
+        Console().print(group_table(rows, column if column in HEAD_COLUMNS else None, most or None))
     if recording.metadata.get("unknown_tokens"):
         print_line(f"note: {recording.metadata['unknown_tokens']}")
     if generated:

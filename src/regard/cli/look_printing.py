@@ -26,9 +26,9 @@ def print_count(total: int, shown: int, sort: str | None) -> None:
 
 
 @contextmanager
-def progress_bar(description: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A progress bar on standard error, if that is a terminal."""
-    columns = (TextColumn(description), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn())
+def progress_bar(description: str, unit: str = "layers") -> Iterator[Callable[[int, int | None], None]]:
+    """A progress bar on standard error, if that is a terminal. ``unit`` names what is counted."""
+    columns = (TextColumn(description), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(description, total=None)

@@ -27,6 +27,7 @@ from regard._files import json_safe
 from regard._terminal import printable
 from regard.lab import shared_endpoints as shared
 from regard.lab.access_control import AccessControl
+from regard.lab.attribution import endpoints as attribution
 from regard.lab.budget import endpoints as budget
 from regard.lab.claims import endpoints as claims
 from regard.lab.connections import RequestLimit
@@ -34,6 +35,7 @@ from regard.lab.convolution import endpoints as convolution
 from regard.lab.endpoint import BinaryResponse, Endpoint, NotFound, TooManyRequests
 from regard.lab.evolve import endpoints as evolve
 from regard.lab.look import endpoints as look
+from regard.lab.look import score_pairs_endpoint
 from regard.lab.look import tour_endpoints as tour
 from regard.lab.openapi import openapi_document
 from regard.lab.worker import LONGEST_ERROR, one_line
@@ -44,7 +46,9 @@ log = logging.getLogger("regard.lab")
 ENDPOINTS: tuple[Endpoint, ...] = (
     *shared.ENDPOINTS.all,
     *look.ENDPOINTS.all,
+    *score_pairs_endpoint.ENDPOINTS.all,
     *tour.ENDPOINTS.all,
+    *attribution.ENDPOINTS.all,
     *evolve.ENDPOINTS.all,
     *budget.ENDPOINTS.all,
     *convolution.ENDPOINTS.all,

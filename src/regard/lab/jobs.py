@@ -25,7 +25,16 @@ from regard.lab.endpoint import NotFound, TooManyRequests
 from regard.lab.worker import JOBS, one_line
 
 # The queue of each kind of job. Kinds that are not listed share DEFAULT_QUEUE.
-QUEUES = {"look": "look", "ablate": "look", "sources": "look", "train": "train", "kinds": "background"}
+QUEUES = {
+    "look": "look",
+    "ablate": "look",
+    "sources": "look",
+    "pairs": "look",
+    "attribute": "look",
+    "patch": "look",
+    "train": "train",
+    "kinds": "background",
+}
 DEFAULT_QUEUE = "prove"
 BACKGROUND = "background"  # the queue whose process gives way to all others
 MAX_WAITING = 8  # jobs that may wait in a queue
@@ -38,6 +47,9 @@ ACTIVITIES = {
     "kinds": "scoring the heads of",
     "ablate": "ablating heads of",
     "sources": "finding the sources of a head of",
+    "pairs": "splitting a score of",
+    "attribute": "attributing a prediction of",
+    "patch": "patching a head of",
     "train": "training",
     "claim": "checking",
     "machine": "measuring this machine",

@@ -168,7 +168,7 @@ def ablate(args: dict[str, Any], progress: Progress) -> dict[str, Any]:
     rows = []
     labels: dict[int, str] = {}
     for probabilities_before, probabilities_after in zip(before, after, strict=True):
-        likely = _likely_tokens(probabilities_before, probabilities_after)
+        likely = likely_tokens(probabilities_before, probabilities_after)
         for row in likely:
             # The same tokens are likely at many positions: each is labelled once.
             if row["id"] not in labels:
@@ -194,7 +194,7 @@ def _losses(losses: torch.Tensor) -> dict[str, Any]:
     return {"tokens": losses.tolist(), "total": float(losses.double().sum())}
 
 
-def _likely_tokens(before: torch.Tensor, after: torch.Tensor) -> list[dict[str, Any]]:
+def likely_tokens(before: torch.Tensor, after: torch.Tensor) -> list[dict[str, Any]]:
     """Return the ids and probabilities of the tokens that are likely in either case, the most likely first."""
     count = min(TOP_TOKENS, len(before))
     likely = torch.cat([before.topk(count).indices, after.topk(count).indices]).unique()

@@ -12,6 +12,7 @@ import { toggleTheme, themeName } from "./theme.js";
 
 const PAGES = {
   look: "Look",
+  attribution: "Attribution",
   evolve: "Evolve",
   budget: "Budget",
   convolution: "Convolution",

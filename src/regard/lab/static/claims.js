@@ -103,7 +103,7 @@ export async function open(root, state) {
       // On a phone the list of claims follows, so the documents are folded there.
       element("details", { open: matchMedia("(min-width: 901px)").matches },
         element("summary", { text: "The documents" }),
-        element("p", { className: "quiet", text: "The claims are statements of five course documents. None of them names an author." }),
+        element("p", { className: "quiet", text: "The claims are statements of five course documents, which name no author, and of one article." }),
         element("dl", { className: "documents" }, ...documents)));
   }
 

@@ -16,6 +16,15 @@ export const INTRODUCTIONS = {
       "Tick a head and press Ablate, to see how much worse the model predicts without it.",
     ],
   },
+  attribution: {
+    about: "What a prediction owes to each [[token]] and each [[head]]: contributions from gradients, and what changes "
+      + "if a head is really replaced.",
+    steps: [
+      "Choose another predicted token, or one to compare it with.",
+      "Click a head, or a cell of its strip, then replace it by zero: is the change what the gradient estimates?",
+      "Compare a head's contribution with what it adds to the logit directly.",
+    ],
+  },
   evolve: {
     about: "A training [[run (training)|run]], step by step: what each [[head]] did at every [[record|recorded]] step, "
       + "and when it took its [[head type|type]].",

@@ -4,6 +4,7 @@ import { debounce, element, formatNumber, svgElement } from "../dom.js";
 import { longLabel } from "./token_labels.js";
 import { currentLayer, HEAD_SETTINGS, lockedToken, requestFields } from "./view_state.js";
 import { formatWeight } from "./load_weights.js";
+import { createScorePairs } from "./score_pairs.js";
 
 const LEAST_DECIMALS = 4;
 const MOST_DECIMALS = 14; // a float64 has no more
@@ -14,6 +15,7 @@ const formatParsed = (value) => formatNumber(parseNumber(value));
 export function createWeightSteps(root, view) {
   const body = element("div", { className: "steps" });
   root.append(element("h3", { text: "Why this number" }), body);
+  const pairs = createScorePairs(view);
   let request = null;
 
   async function show() {
@@ -33,7 +35,8 @@ export function createWeightSteps(root, view) {
       const target = longLabel(view.description, layer, "keys", key);
       const summary = element("p", { className: "who", "aria-live": "polite" },
         query, " attends to ", target, ": ", element("b", { text: formatWeight(steps.weight) }));
-      body.replaceChildren(summary, stepList(steps, view.mask), productChart(steps.contributions));
+      body.replaceChildren(summary, stepList(steps, view.mask), productChart(steps.contributions), pairs.root);
+      pairs.update(steps);
       body.dataset.weight = steps.weight;
     } catch (error) {
       if (error.name !== "AbortError") body.replaceChildren(element("p", { className: "error", text: error.message }));
