@@ -16,7 +16,7 @@ from support.cases import CHOICES, build
 from support.operator_runs import check_native, run_float32_case
 
 import regard
-from regard import Observe
+from regard import Groups, Observe
 from regard.kernels import native
 
 SIZES = (0, 1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 130, 257)
@@ -40,12 +40,15 @@ def check_observation(rng: random.Random, case) -> None:
     """Observation changes no bit of the output, and the masses of rows are between 0 and 1."""
     options = case.options | {"dropout": 0.0}
     q, k, v = (x.float() for x in (case.q, case.k, case.v))
-    observe = Observe(map=rng.choice((0, 1, 7, 64)), sink=rng.randrange(4), local=rng.randrange(6))
+    labels = torch.tensor([rng.randrange(-1, 4) for _ in range(rng.randrange(1, 300))])
+    groups = Groups(labels, names=("a", "b", "c", "d"))
+    observe = Observe(map=rng.choice((0, 1, 7, 64)), sink=rng.randrange(4), local=rng.randrange(6), groups=groups)
     out, observation = regard.attention(q, k, v, observe=observe, backend="native", **options)
     assert torch.equal(out, regard.attention(q, k, v, backend="native", **options))
     for name in ("peak", "sink", "local"):
         value = getattr(observation, name)
         assert ((value >= 0) & (value <= 1 + 1e-4)).all(), name
+    assert (observation.groups.sum(-1) <= 1 + 1e-4).all()
 
 
 def main(seconds: float) -> None:

@@ -43,7 +43,7 @@ def test_names_are_told_apart_and_fit_their_column():
     names = [case.name for case in bench.cases()]
     assert len(set(names)) == len(names) > 25
     assert max(map(len, names)) < WIDTH
-    assert {case.group for case in bench.cases()} == {"operator", "instructions", "watching", "models"}
+    assert {case.group for case in bench.cases()} == {"operator", "instructions", "watching", "groups", "models"}
 
 
 def test_words_choose_cases_by_group_and_by_name():

@@ -11,7 +11,7 @@ from regard.cli import main
 
 # The words after "regard", and what the line must name. Folders and files are those of `try_folder`.
 REFUSED = [
-    (("nosuch",), "Commands are bench, budget, claims"),
+    (("nosuch",), "Commands are attribute, bench, budget"),
     (("budge",), "budget"),
     (("describe", ""), "folder must be"),
     (("describe", "nosuch"), "nosuch does not exist"),

@@ -302,7 +302,7 @@ def test_wrong_numbers_are_found(name, change, part, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["entropy", "peak", "offset", "distance", "sink", "local", "map", "profile", "key_mass"]
+    "name", ["entropy", "peak", "offset", "distance", "sink", "local", "map", "profile", "key_mass", "groups"]
 )
 def test_a_wrong_observable_is_found(name, monkeypatch):
     def change(made: Any) -> Any:

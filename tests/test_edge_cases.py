@@ -23,7 +23,8 @@ def test_a_row_that_sees_nothing_is_zero_and_sends_no_gradient(scale: float | No
     found = torch.autograd.grad(out, (q, k, v), grad)
     assert all(x.isfinite().all() for x in found)
     assert (found[0][:, :, :2] == 0).all()
-    assert (seen.lse[:, :, :2] == -math.inf).all() and (seen.peak_at[:, :, :2] == -1).all()
+    assert (seen.lse[:, :, :2] == -math.inf).all() and (seen.logit_max[:, :, :2] == -math.inf).all()
+    assert (seen.peak_at[:, :, :2] == -1).all()
     assert all(
         (getattr(seen, name)[:, :, :2] == 0).all() for name in ("entropy", "peak", "offset", "distance", "visible")
     )

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import regard
-from regard import Causal, Observe, RegardError
+from regard import Causal, Groups, Observe, RegardError
 from regard._lowered_scores import RelativeTerm, Scores
 from regard._saved_call import SavedCall
 from regard.interp import Recording, _records, load_recording
@@ -27,7 +27,8 @@ from regard.interp import Recording, _records, load_recording
 B, H, G, N, M, D = 2, 4, 2, 5, 7, 3
 HANG = 120  # seconds
 KEPT = "0.0.kept.0"  # the prefix of the saved call's tensors
-ALL_OBSERVABLES = Observe(map=3, profile=2, key_mass=True, top=2, keep=True)
+GROUPS = Groups({"a": [0, 1], "b": torch.tensor([[False] * 5 + [True], [False] * 6])})
+ALL_OBSERVABLES = Observe(map=3, profile=2, key_mass=True, top=2, keep=True, groups=GROUPS)
 
 Tensors = dict[str, Tensor]
 Entries = dict[str, Any]
@@ -161,6 +162,33 @@ OBSERVABLES = {
     "saved call of other heads": (tensor(f"{KEPT}.q", torch.zeros(B, 2, N, D)), "sinks|heads"),
 }
 
+KEY_GROUPS = {
+    "groups of fewer names": (entry("/", "key_groups", value=[["a"]]), "labels"),
+    "groups without names": (entry("/", "key_groups", value=[[]]), "groups"),
+    "one name twice": (entry("/", "key_groups", value=[["a", "a"]]), "'a' twice"),
+    "names that are numbers": (entry("/", "key_groups", value=[[1, 2]]), "names"),
+    "names of half a character": (entry("/", "key_groups", value=[["a", "\ud800"]]), "names"),
+    "more than 256 names": (entry("/", "key_groups", value=[[str(number) for number in range(257)]]), "256"),
+    "another number of names": (entry("/", "key_groups", value=[["a", "b", "c"]]), "groups"),
+    "key_groups that are text": (entry("/", "key_groups", value="ab"), "key_groups"),
+    "no key_groups": (lambda tensors, entries: entries.pop("key_groups"), "key_groups"),
+    "groups of a number that does not exist": (entry("observe", "groups", value=1), "groups"),
+    "groups of a negative number": (entry("observe", "groups", value=-1), "groups"),
+    "groups that are true": (entry("observe", "groups", value=True), "groups"),
+    "groups that are a list": (entry("observe", "groups", value=[0]), "groups"),
+    "no labels": (lambda tensors, entries: tensors.pop("key_groups.0"), "key_groups.0"),
+    "labels of floats": (tensor("key_groups.0", lambda x: x.float()), "key_groups.0"),
+    "int32 labels": (tensor("key_groups.0", lambda x: x.int()), "key_groups.0"),
+    "labels below −1": (tensor("key_groups.0", torch.full((1, M), -2)), "−1"),
+    "labels of rank 0": (tensor("key_groups.0", torch.tensor(0)), "labels"),
+    "labels of no entry": (tensor("key_groups.0", torch.zeros(0, M, dtype=torch.int64)), "labels"),
+    "labels of another batch": (tensor("key_groups.0", torch.zeros(3, M, dtype=torch.int64)), "batch"),
+    "weights on groups that nobody named": (entry("observe", "groups", value=None), "groups"),
+    "weights on another number of groups": (tensor("0.0.groups", torch.zeros(B, H, N, 3)), "groups"),
+    "int64 weights on groups": (tensor("0.0.groups", lambda x: x.long()), "groups"),
+    "float largest logits of fewer rows": (tensor("0.0.logit_max", lambda x: x[..., 1:]), "logit_max"),
+}
+
 DEEP: Any = []
 for _ in range(200):
     DEEP = [DEEP]
@@ -182,7 +210,7 @@ DESCRIPTIONS = {
     "another kind": (entry("/", "kind", value=DEEP[0][0]), "kind|nested"),
 }
 
-DAMAGES = SAVED_CALLS | OBSERVABLES | DESCRIPTIONS
+DAMAGES = SAVED_CALLS | OBSERVABLES | KEY_GROUPS | DESCRIPTIONS
 
 # Loads every recording and does with it what pages, tables and the lab do.
 READER = """
@@ -199,6 +227,8 @@ READER = """
             recording.to_html()
             recording.to_csv()
             observation = recording[0]
+            recording.table(groups=True)
+            observation.group_map()
             observation.weights(0)
             observation.tile(1, size=2, batch=1)
             result = "loaded"

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import dense_attention
 from support.cases import CHOICES, Case, build, pairs
+from support.key_groups import GROUPS
 from support.operator_runs import check_native
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -106,6 +107,7 @@ def test_observables_equal_the_references(case: Case, name: str, data) -> None:
         profile=data.draw(st.sampled_from([None, 3])),
         key_mass=data.draw(st.booleans()),
         top=data.draw(st.sampled_from([0, 2])),
+        groups=data.draw(st.sampled_from([None, *GROUPS])),
     )
     q, k, v = (x.float() for x in (case.q, case.k, case.v))
     with pytest.MonkeyPatch.context() as patch:
@@ -115,7 +117,8 @@ def test_observables_equal_the_references(case: Case, name: str, data) -> None:
         assert torch.equal(out, without)
     exact = (q.double(), k.double(), v.double())
     _, theirs = regard.attention(*exact, observe=observe, backend="reference", **(case.options | {"dropout": 0.0}))
-    for field in ("lse", "entropy", "peak", "offset", "distance", "sink", "local", "map", "key_mass", "profile", "top"):
+    rows = ("lse", "logit_max", "entropy", "peak", "offset", "distance", "sink", "local", "groups")
+    for field in (*rows, "map", "key_mass", "profile", "top"):
         a, b = getattr(ours, field), getattr(theirs, field)
         assert (a is None) == (b is None), field
         if a is not None:
@@ -218,11 +221,11 @@ def test_few_queries_and_many_keys(full_tiles, isa: str, name: str, n: int) -> N
     check_native(case)
     options = case.options | {"dropout": 0.0}
     q, k, v = (x.float() for x in (case.q, case.k, case.v))
-    observe = Observe(map=7, sink=3, local=2)
+    observe = Observe(map=7, sink=3, local=2, groups=GROUPS[1])
     out, ours = regard.attention(q, k, v, observe=observe, backend="native", **options)
     assert torch.equal(out, regard.attention(q, k, v, backend="native", **options))
     _, theirs = regard.attention(q, k, v, observe=observe, backend="reference", **options)
-    for field in ("lse", "entropy", "peak", "offset", "distance", "sink", "local", "map"):
+    for field in ("lse", "logit_max", "entropy", "peak", "offset", "distance", "sink", "local", "groups", "map"):
         a, b = getattr(ours, field), getattr(theirs, field)
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-4), field
     assert torch.equal(ours.visible, theirs.visible) and torch.equal(ours.peak_at, theirs.peak_at)

@@ -21,6 +21,7 @@ from regard._lowered_scores import NO_POSITION, RelativeTerm, Scores
 from regard.interp import load_recording
 from regard.kernels import native, native_decode_layers, reference
 from regard.kernels.linear_norm_rope import linear, rms_norm
+from regard.kernels.reference_observables import FLOAT_ROWS
 
 pytestmark = pytest.mark.skipif(not native.built(), reason="the native module was not built")
 
@@ -272,11 +273,13 @@ def test_passes_that_read_the_row_sums_need_them() -> None:
 
 
 def test_observables_are_checked() -> None:
-    right = {name: rows(torch.float32) for name in ("entropy", "peak", "offset", "distance", "sink", "local")}
+    right = {name: rows(torch.float32) for name in FLOAT_ROWS}
     right |= {
         "peak_at": rows(torch.int64),
         "visible": rows(torch.int64),
         "map": torch.zeros(H, 3, 3, dtype=torch.int64),
+        "groups": torch.zeros(B, H, N, 2),
+        "key_groups": torch.full((1, M), 1),
     }
     numbers = {"query_offset": 0, "sink_keys": 1, "local_radius": 1}
     assert attention_call().forward_observed(isa(), **right, **numbers)
@@ -287,6 +290,13 @@ def test_observables_are_checked() -> None:
         ("map", torch.zeros(H, 3, 4, dtype=torch.int64)),
         ("real_queries", torch.ones(B + 1, N, dtype=torch.bool)),
         ("real_queries", torch.ones(B, N + 1, dtype=torch.bool)),
+        ("groups", torch.zeros(B, H, N)),
+        ("groups", torch.zeros(B, H, N, 2, dtype=torch.float64)),
+        ("key_groups", torch.zeros(1, M, dtype=torch.int32)),
+        ("key_groups", torch.zeros(1, M + 1, dtype=torch.int64)),
+        ("key_groups", torch.zeros(B + 1, M, dtype=torch.int64)),
+        ("key_groups", torch.full((1, M), 2)),
+        ("key_groups", torch.full((1, M), -2)),
     ):
         with pytest.raises(ValueError, match=f"^{argument} must"):
             attention_call().forward_observed(isa(), **(right | {argument: wrong}), **numbers)

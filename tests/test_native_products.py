@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import dense_attention
 from support.cases import CHOICES, Case, build
+from support.key_groups import GROUPS
 from support.operator_runs import draw_dropout_seed, run_rounded_case
 from torch import Tensor
 from torch.nn import functional as F
@@ -117,11 +118,12 @@ def test_observables_of_bfloat16_inputs(full_tiles: None, isa: str, n: int, caus
     """Observables are measured on weights that are not rounded: they equal those of float64 on the same inputs."""
     q, k, v = (x.to(torch.bfloat16) for x in draw((1, 4, n, 64), (1, 2, 300, 64), (1, 2, 300, 48)))
     mask = Causal() if causal else None
-    observe = Observe(map=8, key_mass=True, profile=3, top=2)
+    observe = Observe(map=8, key_mass=True, profile=3, top=2, groups=GROUPS[0])
     _, ours = regard.attention(q, k, v, mask=mask, observe=observe, backend="native")
     exact = [x.double() for x in (q, k, v)]
     _, theirs = regard.attention(*exact, mask=mask, observe=observe, backend="reference")
-    for field in ("lse", "entropy", "peak", "offset", "distance", "sink", "local", "map", "key_mass", "profile", "top"):
+    rows = ("lse", "logit_max", "entropy", "peak", "offset", "distance", "sink", "local", "groups")
+    for field in (*rows, "map", "key_mass", "profile", "top"):
         a = getattr(ours, field).double()
         torch.testing.assert_close(a, getattr(theirs, field).double(), rtol=2e-4, atol=2e-4, msg=field)
     assert torch.equal(ours.peak_at, theirs.peak_at) and torch.equal(ours.visible, theirs.visible)

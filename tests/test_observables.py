@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import dense_attention
 from support.cases import CHOICES, Case, build
+from support.key_groups import GROUPS, weights_on_groups
 
 import regard
 from regard import Causal, Observe, Padding
@@ -52,6 +53,7 @@ def expected(case: Case, observe: Observe, real: torch.Tensor | None = None) -> 
     rows = counted.sum((0, 2))
     result = {
         "lse": lse,
+        "logit_max": s.amax(-1) if m else lse,
         "entropy": entropy,
         "peak": peak.clamp(min=0),
         "peak_at": torch.where(some, peak_at, -1),
@@ -64,6 +66,8 @@ def expected(case: Case, observe: Observe, real: torch.Tensor | None = None) -> 
         "rows": rows,
         "key_mass": C.sum((0, 2)) / rows.clamp(min=1).unsqueeze(-1),
     }
+    if observe.groups is not None:
+        result["groups"] = weights_on_groups(A, observe.groups)
     if observe.map and n and m:
         pool_rows = torch.nn.functional.one_hot(torch.arange(n) * observe.map // n, observe.map).to(D)
         pool_keys = torch.nn.functional.one_hot(torch.arange(m) * observe.map // m, observe.map).to(D)
@@ -91,8 +95,8 @@ def expected(case: Case, observe: Observe, real: torch.Tensor | None = None) -> 
 
 
 OBSERVE = st.builds(
-    lambda map_, radius, top, sink, local, offset, grid: Observe(
-        map=map_, profile=radius, key_mass=True, top=top, sink=sink, local=local, offset=offset, grid=grid, keep=True
+    lambda map_, radius, top, sink, local, offset, grid, groups: Observe(
+        *(map_, radius, True, top, sink, local, grid, offset), keep=True, groups=groups
     ),
     st.sampled_from([0, 1, 3, 8]),
     st.sampled_from([None, 0, 2, 30]),
@@ -101,6 +105,7 @@ OBSERVE = st.builds(
     st.sampled_from([0, 1, 2]),
     st.sampled_from([None, 0, 2, -1]),
     st.sampled_from([None, (2, 2), (1, 3)]),
+    st.sampled_from([None, *GROUPS]),
 )
 CASES = st.builds(
     build,
@@ -230,7 +235,7 @@ def test_unequal_lengths_merge_maps_and_profiles_only() -> None:
     a, b = parts(7, 7, 0)[0], parts(11, 11, 1)[0]
     merged = a.merge(b)
     assert merged.n is None and all(
-        getattr(merged, name) is None for name in (*ROW_VALUES, "counted", "key_mass", "top")
+        getattr(merged, name) is None for name in (*ROW_VALUES, "counted", "key_mass", "top", "groups")
     )
     assert torch.equal(merged.rows, a.rows + b.rows) and torch.equal(merged.map_rows, a.map_rows + b.map_rows)
     weight = a.map_rows.unsqueeze(-1)

@@ -11,11 +11,13 @@ from dataclasses import fields
 import pytest
 import torch
 from support.cases import CHOICES, build
+from support.key_groups import GROUPS
 from support.operator_runs import gradients, with_gradients
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
 
 import regard
 from regard import Causal, Observe, Padding, Window
@@ -52,8 +54,11 @@ def test_opcheck(name: str) -> None:
     (args,) = seen
     args = tuple(_leaf(x) for x in args)
     torch.library.opcheck(ops.attention_op, args)
-    encoded = ops.encode_observe(Observe(map=2, profile=1, key_mass=True, top=2), 5, 7)
-    torch.library.opcheck(ops.observed_op, (*args, None, encoded))
+    observe = Observe(map=2, profile=1, key_mass=True, top=2)
+    torch.library.opcheck(ops.observed_op, (*args, None, None, ops.encode_observe(observe, 5, 7)))
+    groups = GROUPS[0].for_call(args[0].shape[0], 7, args[0].device)
+    observe = Observe(map=2, groups=groups)
+    torch.library.opcheck(ops.observed_op, (*args, None, ops.key_groups(observe), ops.encode_observe(observe, 5, 7)))
     out, high, total = ops.attention_op(*args)
     grads = (torch.randn_like(out), *args[:3], out.detach(), high, total, *args[3:], True)
     torch.library.opcheck(ops.backward_op, tuple(_detached(x) for x in grads))
@@ -179,11 +184,12 @@ def test_shapes_without_values(where: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_fake_results_have_the_real_ones_dtypes(dtype: torch.dtype) -> None:
     x = torch.randn(1, 2, 5, 3).to(dtype)
-    observe = Observe(map=2, profile=1, key_mass=True, top=2)
+    observe = Observe(map=2, profile=1, key_mass=True, top=2, groups=GROUPS[0])
     out, seen = regard.attention(x, x, x, observe=observe)
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(x)
-        fake_out, fake_seen = regard.attention(fake, fake, fake, observe=observe)
+        fake_observe = pytree.tree_map_only(torch.Tensor, mode.from_tensor, observe)
+        fake_out, fake_seen = regard.attention(fake, fake, fake, observe=fake_observe)
     assert fake_out.dtype == out.dtype
     for f in fields(seen):
         a, b = getattr(seen, f.name), getattr(fake_seen, f.name)
