@@ -165,6 +165,8 @@ def forward(
     if observables is not None:
         nan_rows = exists & (row_sum != row_sum)
         if tl.max(nan_rows.to(tl.int32), 0) > 0:
+            # A maximum leaves NaN out.
+            peak = tl.where(nan_rows & (peak != float("inf")), float("nan"), peak)
             peak_at, sink_sum, local_sum = observe_nan_rows(
                 call,
                 observables,
